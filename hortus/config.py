@@ -1,0 +1,247 @@
+"""Every knob, in three frozen dataclasses; the CLI, the environment and the TOML file are built from their fields.
+
+Order, the later wins: defaults, TOML file (`--config FILE`, tables [ivy] [tulip] [rose]), environment
+(`HORTUS_<FIELD>`), command line (`--field`). Unknown names are refused in all three. Checked once, here; nothing reads
+the environment later.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hortus.errors import StartError
+
+ENV_PREFIX = "HORTUS_"
+
+
+def knob(default: Any, help: str, *, choices: tuple[str, ...] = (), low: float | None = None) -> Any:
+    """A dataclass field with what a person needs to choose it: `help` says what it does and how to choose."""
+    return dataclasses.field(default=default, metadata={"help": help, "choices": choices, "low": low})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IvyConfig:
+    """The HTTP gateway."""
+
+    host: str = knob("127.0.0.1", "Address to listen on. 0.0.0.0 to be reached from other machines.")
+    port: int = knob(8080, "Port to listen on; 0 takes a free one and prints it.", low=0)
+    served_model_name: str | None = knob(
+        None, "Name that requests must give as `model`. Default: the hub id, or the folder's name."
+    )
+    max_inputs: int = knob(
+        8192,
+        "Most inputs in one request. Large requests are cut into chunks inside: this bounds memory, not batches.",
+        low=1,
+    )
+    max_body_bytes: int = knob(
+        32 * 1024 * 1024,
+        "Largest request body in bytes. Bounds the memory one request can take.",
+        low=1024,
+    )
+    auto_truncate: bool = knob(
+        False,
+        "Cut inputs longer than the model takes, at the end, instead of refusing them with 400. A request's own "
+        "`truncate` field wins. Turn on to behave as sentence-transformers does.",
+    )
+    timeout_s: float = knob(
+        60.0, "Answer 504 when a request has taken this long. Set it a little under your client's timeout.", low=0.001
+    )
+    drain_s: float = knob(
+        30.0,
+        "After SIGTERM, seconds to finish requests in flight before exiting. Match the orchestrator's grace time.",
+        low=0,
+    )
+    tokenize_inline_chars: int = knob(
+        4096,
+        "Requests with at most this many characters are tokenised on the event loop (fastest for short queries); "
+        "longer ones in a thread, so that they never hold up others.",
+        low=0,
+    )
+    tokenize_threads: int = knob(2, "Threads for tokenising long requests.", low=1)
+    log_level: str = knob("info", "Least severe log line to print.", choices=("debug", "info", "warning", "error"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TulipConfig:
+    """The scheduler."""
+
+    max_batch_tokens: int | None = knob(
+        None,
+        "Most tokens in one step. Default: what the engine advises for its device. Lower it for a steadier p99 of "
+        "short queries under bulk load; higher adds throughput only while the device is not saturated.",
+        low=1,
+    )
+    max_batch_sequences: int = knob(1024, "Most sequences in one step.", low=1)
+    max_queue_tokens: int = knob(
+        1_000_000,
+        "Refuse (429 with Retry-After) when this many tokens wait: about tokens/s times the seconds clients wait.",
+        low=1,
+    )
+    in_flight: int = knob(
+        2, "Batches handed to the engine and not yet answered. 2 hides the host's work behind the device's.", low=1
+    )
+    overlap_sequences: int = knob(
+        32,
+        "While one batch runs, hand over the next only once this many sequences (or half a batch of tokens) wait. "
+        "Lower trades batch density for latency.",
+        low=1,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoseConfig:
+    """The engine."""
+
+    revision: str | None = knob(None, "Hub revision (commit, tag or branch) to pin. Ignored for a local folder.")
+    cache_dir: str | None = knob(None, "Where hub downloads are kept. Default: Hugging Face's own cache.")
+    offline: bool = knob(False, "Never ask the hub; serve from the cache or fail at start.")
+    hub_token: str | None = knob(None, "Token for gated hub models. Default: Hugging Face's own login or HF_TOKEN.")
+    device: str = knob("auto", "Where to compute: auto takes cuda when there is one.", choices=("auto", "cpu", "cuda"))
+    dtype: str = knob(
+        "auto",
+        "Number format of weights and activations. auto: float32 on the CPU, bfloat16 on a GPU.",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    threads: int | None = knob(None, "CPU threads for tensor work. Default: all cores the process may use.", low=1)
+    max_length: int | None = knob(
+        None, "Longest input in tokens. Default: the model folder's own limit, which it may not exceed.", low=1
+    )
+    load_format: str = knob(
+        "auto",
+        "auto reads the folder's weights; dummy makes random ones of the true shape from config.json alone, for speed "
+        "work.",
+        choices=("auto", "dummy"),
+    )
+    attention: str = knob(
+        "auto",
+        "Attention backend. auto follows the measured table; a name forces one and fails at start if it cannot run.",
+        choices=("auto", "twin", "sdpa", "varlen", "fa4", "flashinfer_fa2", "flashinfer_fa3"),
+    )
+    cuda_graphs: bool = knob(True, "Replay captured CUDA graphs for small steps. Turn off to find a fault.")
+    graph_max_tokens: int = knob(
+        4096, "No graph is captured for steps of more tokens than this; eager is as fast there.", low=64
+    )
+    graph_cap: int = knob(64, "Most graphs kept; the least recently used is dropped.", low=1)
+    warm: str | None = knob(
+        None,
+        "Capture graphs at start: `all`, or shapes as SEQUENCESxTOKENS such as 1x128,8x1024. Default: at first use.",
+    )
+
+
+Section = type[IvyConfig] | type[TulipConfig] | type[RoseConfig]
+SECTIONS: dict[str, Section] = {"ivy": IvyConfig, "tulip": TulipConfig, "rose": RoseConfig}
+
+
+def field_type(section: Section, name: str) -> tuple[type, bool]:
+    """(base type, may be None) of one knob."""
+    hint = typing.get_type_hints(section)[name]
+    if isinstance(hint, types.UnionType):
+        base = next(a for a in typing.get_args(hint) if a is not type(None))
+        return base, True
+    return hint, False
+
+
+def parse(section: Section, name: str, raw: object, source: str) -> Any:
+    """One knob's value from a string (environment, command line) or a TOML value; StartError names the source."""
+    base, optional = field_type(section, name)
+    spec = next(f for f in dataclasses.fields(section) if f.name == name)
+
+    def refuse(wanted: str) -> StartError:
+        return StartError(f"{source}: {raw!r} is not {wanted}")
+
+    if raw is None and optional:
+        return None
+    value: Any
+    if base is bool:
+        words = {
+            "1": True,
+            "true": True,
+            "yes": True,
+            "on": True,
+            "0": False,
+            "false": False,
+            "no": False,
+            "off": False,
+        }
+        value = raw if isinstance(raw, bool) else words.get(str(raw).strip().lower())
+        if value is None:
+            raise refuse("true or false")
+    elif base in (int, float):
+        if not isinstance(raw, int | float | str) or isinstance(raw, bool):
+            raise refuse("a number")
+        try:
+            value = base(raw)
+        except (TypeError, ValueError):
+            raise refuse("a whole number" if base is int else "a number") from None
+        if base is int and isinstance(raw, float) and raw != value:
+            raise refuse("a whole number")
+        if value != value or value in (float("inf"), float("-inf")):
+            raise refuse("a finite number")
+    else:
+        if not isinstance(raw, str):
+            raise refuse("text")
+        value = raw
+    choices, low = spec.metadata["choices"], spec.metadata["low"]
+    if choices and value not in choices:
+        raise refuse("one of " + ", ".join(choices))
+    if low is not None and value < low:
+        raise refuse(f"at least {low:g}")
+    return value
+
+
+def _unknown(name: str, where: str, known: list[str]) -> StartError:
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
+    return StartError(f"{where}: unknown setting {name!r}{hint}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """All three sections, resolved."""
+
+    ivy: IvyConfig = dataclasses.field(default_factory=IvyConfig)
+    tulip: TulipConfig = dataclasses.field(default_factory=TulipConfig)
+    rose: RoseConfig = dataclasses.field(default_factory=RoseConfig)
+
+
+def load(
+    *, file: Path | None = None, environ: Mapping[str, str] | None = None, flags: Mapping[str, str] | None = None
+) -> Config:
+    """Resolve file, environment and flags (field name -> text) into one Config; StartError names the fault."""
+    values: dict[str, dict[str, Any]] = {s: {} for s in SECTIONS}
+    home = {f.name: s for s, section in SECTIONS.items() for f in dataclasses.fields(section)}
+    if file is not None:
+        try:
+            table = tomllib.loads(file.read_text())
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
+            raise StartError(f"--config {file}: {e}") from None
+        for section, entries in table.items():
+            if section not in SECTIONS:
+                raise _unknown(section, str(file), list(SECTIONS))
+            if not isinstance(entries, dict):
+                raise StartError(f"{file}: {section} must be a table, as in [{section}]")
+            fields = [f.name for f in dataclasses.fields(SECTIONS[section])]
+            for name, raw in entries.items():
+                if name not in fields:
+                    raise _unknown(name, f"{file} [{section}]", fields)
+                values[section][name] = parse(SECTIONS[section], name, raw, f"{file} [{section}] {name}")
+    for key, text in sorted((environ or {}).items()):
+        if not key.startswith(ENV_PREFIX):
+            continue
+        name = key[len(ENV_PREFIX) :].lower()
+        if name not in home:
+            raise _unknown(key, "environment", [ENV_PREFIX + n.upper() for n in home])
+        values[home[name]][name] = parse(SECTIONS[home[name]], name, text, key)
+    for name, text in (flags or {}).items():
+        values[home[name]][name] = parse(SECTIONS[home[name]], name, text, "--" + name.replace("_", "-"))
+    return Config(
+        ivy=IvyConfig(**values["ivy"]), tulip=TulipConfig(**values["tulip"]), rose=RoseConfig(**values["rose"])
+    )

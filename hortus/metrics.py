@@ -1,0 +1,68 @@
+"""Every metric of Hortus, declared in one place with its name, meaning and buckets.
+
+One `Metrics` per process (tests make their own). Buckets are fixed and labels come from small closed sets, so the number
+of series is bounded; label values are created at start, so that every series is present with zero.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from hortus.errors import TABLE
+
+_SECONDS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64)
+_TOKENS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+_COUNT = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+class Metrics:
+    """The metrics of one process, on a registry of its own."""
+
+    def __init__(self) -> None:
+        r = self.registry = CollectorRegistry()
+        # Ivy
+        self.requests = Counter("hortus_requests", "Requests answered, by outcome code.", ["code"], registry=r)
+        self.request_seconds = Histogram(
+            "hortus_request_seconds", "Body read to answer encoded.", buckets=_SECONDS, registry=r
+        )
+        self.tokenize_seconds = Histogram(
+            "hortus_tokenize_seconds", "Tokenising one request.", buckets=_SECONDS, registry=r
+        )
+        self.request_tokens = Histogram("hortus_request_tokens", "Tokens in one request.", buckets=_TOKENS, registry=r)
+        self.requests_in_flight = Gauge("hortus_requests_in_flight", "Requests being worked on.", registry=r)
+        # Tulip
+        self.queue_seconds = Histogram(
+            "hortus_queue_seconds", "Enqueue to the first step of a chunk.", buckets=_SECONDS, registry=r
+        )
+        self.step_seconds = Histogram(
+            "hortus_step_seconds", "Step handed over to rows on the host.", buckets=_SECONDS, registry=r
+        )
+        self.batch_tokens = Histogram("hortus_batch_tokens", "Tokens in one step.", buckets=_TOKENS, registry=r)
+        self.batch_sequences = Histogram("hortus_batch_sequences", "Sequences in one step.", buckets=_COUNT, registry=r)
+        self.queue_tokens = Gauge("hortus_queue_tokens", "Tokens waiting.", registry=r)
+        self.queue_sequences = Gauge("hortus_queue_sequences", "Sequences waiting.", registry=r)
+        self.batches_in_flight = Gauge("hortus_batches_in_flight", "Steps handed over, not answered.", registry=r)
+        self.dropped = Counter("hortus_dropped_sequences", "Sequences never run, by reason.", ["reason"], registry=r)
+        # ROSE
+        self.tokens = Counter("hortus_tokens", "Tokens run through the model.", registry=r)
+        self.step_failures = Counter("hortus_step_failures", "Steps that failed.", registry=r)
+        self.graph_steps = Counter(
+            "hortus_graph_steps", "Steps by how they ran: eager, capture or replay.", ["how"], registry=r
+        )
+        self.graphs = Gauge("hortus_graphs", "CUDA graphs held.", registry=r)
+        self.graph_evictions = Counter("hortus_graph_evictions", "CUDA graphs dropped for the cap.", registry=r)
+        self.graph_capture_seconds = Histogram(
+            "hortus_graph_capture_seconds", "Capturing one graph.", buckets=_SECONDS, registry=r
+        )
+        self.graph_memory_bytes = Gauge("hortus_graph_memory_bytes", "Device memory of the graphs' pool.", registry=r)
+
+        for code in ("ok", *TABLE):
+            self.requests.labels(code)
+        for reason in ("cancelled", "deadline_exceeded", "overloaded", "draining"):
+            self.dropped.labels(reason)
+        for how in ("eager", "capture", "replay"):
+            self.graph_steps.labels(how)
+
+    def render(self) -> bytes:
+        """Prometheus text format."""
+        return generate_latest(self.registry)

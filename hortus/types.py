@@ -1,0 +1,178 @@
+"""The nouns of Hortus, all of them, in one file.
+
+Knows numpy and nothing else of ours. Does not know text, HTTP, gRPC or torch: `ivy`, `tulip` and `rose` never import
+one another, they meet in the types and Protocols below.
+
+A request's way, by noun:
+
+    text --ivy--> TokenBatch --tulip--> TokenBatch (merged) --rose--> LazyTensor --tulip--> Result --ivy--> answer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Int32 = npt.NDArray[np.int32]
+UInt8 = npt.NDArray[np.uint8]
+Float32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenBatch:
+    """Several token sequences packed into one row, without padding.
+
+    The one shape in which token ids travel: Ivy makes it from text, Tulip slices and merges it, ROSE runs it, and it is
+    what goes over the wire. Sequence `i` is `ids[cu_seqlens[i]:cu_seqlens[i + 1]]`; no sequence is empty (Ivy refuses
+    those by index before they get here).
+    """
+
+    ids: Int32
+    """[total_tokens] int32, filled by ivy/tokenize; checked there against the vocabulary."""
+    cu_seqlens: Int32
+    """[sequences + 1] int32, cumulative lengths, starts with 0 (FlashAttention's name and layout)."""
+    token_types: UInt8 | None = None
+    """[total_tokens] uint8 segment of a pair; None means all zero. Filled by ivy/tokenize."""
+
+    def __len__(self) -> int:
+        """Number of sequences."""
+        return len(self.cu_seqlens) - 1
+
+    @property
+    def total_tokens(self) -> int:
+        return int(self.cu_seqlens[-1])
+
+    @property
+    def lengths(self) -> Int32:
+        """[sequences] int32 token counts."""
+        return np.diff(self.cu_seqlens)
+
+    @property
+    def max_seqlen(self) -> int:
+        return int(self.lengths.max()) if len(self) else 0
+
+    @classmethod
+    def of(cls, sequences: Sequence[Sequence[int]]) -> TokenBatch:
+        """Pack lists of ids (for tests and benchmarks; Ivy packs straight from the tokenizer)."""
+        cu = np.zeros(len(sequences) + 1, np.int32)
+        np.cumsum([len(s) for s in sequences], out=cu[1:])
+        ids = np.fromiter((i for s in sequences for i in s), np.int32, int(cu[-1]))
+        return cls(ids, cu)
+
+    def slice(self, lo: int, hi: int) -> TokenBatch:
+        """Sequences lo..hi-1. Views of the ids, no copy; cu_seqlens starts at 0 again."""
+        if lo == 0 and hi == len(self):
+            return self
+        a, b = int(self.cu_seqlens[lo]), int(self.cu_seqlens[hi])
+        types = None if self.token_types is None else self.token_types[a:b]
+        return TokenBatch(self.ids[a:b], self.cu_seqlens[lo : hi + 1] - np.int32(a), types)
+
+    @staticmethod
+    def merge(parts: Sequence[TokenBatch]) -> TokenBatch:
+        """The sequences of all parts in order, in one batch. One part is returned as it is."""
+        if len(parts) == 1:
+            return parts[0]
+        ids = np.concatenate([p.ids for p in parts])
+        cu = np.zeros(sum(len(p) for p in parts) + 1, np.int32)
+        np.cumsum(np.concatenate([p.lengths for p in parts]), out=cu[1:])
+        types: UInt8 | None = None
+        if any(p.token_types is not None for p in parts):
+            types = np.concatenate(
+                [p.token_types if p.token_types is not None else np.zeros(len(p.ids), np.uint8) for p in parts]
+            )
+        return TokenBatch(ids, cu, types)
+
+
+@dataclass(slots=True)
+class Timings:
+    """Where the time of one request went, in milliseconds. Each field says who fills it."""
+
+    tokenize_ms: float = 0.0
+    """ivy/tokenize."""
+    queue_ms: float = 0.0
+    """tulip: from enqueue to the first of its batches being handed to the engine."""
+    device_ms: float = 0.0
+    """tulip: from handing the first batch over to the last batch's rows being on the host."""
+    total_ms: float = 0.0
+    """ivy: from the body being read to the answer being encoded."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """What an Encoder answers for one TokenBatch."""
+
+    rows: Float32
+    """[sequences, width] float32, in the order of the sequences. Not yet cut, normalised or quantised."""
+    timings: Timings = field(default_factory=Timings)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelInfo:
+    """What an engine says of the model it holds. Filled by the engine, shown at start and in /info."""
+
+    name: str
+    """The name requests must use (a hub id, or the folder's name, or --served-model-name)."""
+    revision: str | None = None
+    """Hub commit, when known."""
+    family: str = "fake"
+    """The architecture, as config.json's model_type says it."""
+    width: int
+    """Values a row, before any cut to `dimensions`."""
+    max_tokens: int
+    """Longest sequence, special tokens included (the sentence-transformers limit when the folder has one)."""
+    vocab_size: int
+    normalize: bool = False
+    """Rows are to be divided by their L2 norm after cutting (the model ends in a Normalize module)."""
+    pooling: str = "mean"
+    dtype: str = "float32"
+    device: str = "cpu"
+    attention: str = "none"
+    """Attention backend and why it was chosen, one line for a person."""
+    parameters: int = 0
+    batch_tokens: int = 16384
+    """Tokens a step at which this engine on this device runs at full throughput: Tulip's budget unless overridden."""
+
+
+class LazyTensor(Protocol):
+    """The rows of one step, perhaps not computed yet."""
+
+    def ready(self) -> bool:
+        """True once result() would not wait. Never blocks, callable from any thread."""
+
+    def result(self) -> Float32:
+        """[sequences, width] float32 on the host. Waits without holding the GIL; raises EngineError on a failed step.
+
+        The array belongs to the caller: the engine does not write to it again.
+        """
+
+
+class Engine(Protocol):
+    """ROSE's whole interface. The fake in tulip/fake.py obeys it too."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    def step(self, batch: TokenBatch) -> LazyTensor:
+        """Enqueue one batch. Called from one thread only (Tulip's step thread); several may be in flight.
+
+        A device engine returns as soon as the work is enqueued. A CPU engine has nothing to overlap with and returns a
+        finished result.
+        """
+
+    def close(self) -> None:
+        """Free the device. Idempotent; no step is in flight when it is called."""
+
+
+class Encoder(Protocol):
+    """What Ivy sends token batches to: Tulip in this process, or a stub for one far away."""
+
+    async def encode(self, batch: TokenBatch, *, deadline: float | None = None) -> Result:
+        """Rows for every sequence, in order.
+
+        deadline: time.monotonic() seconds after which the answer is of no use. Cancelling the awaiting task drops what
+        has not been started. Raises Overloaded, DeadlineExceeded, Draining, EngineError (see errors.py).
+        """
