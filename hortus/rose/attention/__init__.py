@@ -1,0 +1,46 @@
+"""Attention over packed sequences: one small interface, several backends, a measured choice.
+
+`plan` runs once a batch (host work, such as FlashInfer's schedule); `run` once a layer. Does not know models or graphs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from hortus.types import Int32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Heads:
+    """The shape of one attention layer."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    causal: bool = False
+    window: int | None = None
+    """Tokens visible to each side (sliding window); None: all."""
+
+    @property
+    def scale(self) -> float:
+        return float(self.head_dim) ** -0.5
+
+
+class Attention(Protocol):
+    """A backend, made for one Heads and one device. May keep the plan of the current batch."""
+
+    name: str
+
+    def plan(self, cu_seqlens_cpu: Int32, cu_seqlens: Tensor, max_seqlen: int) -> None:
+        """Prepare for one batch. cu_seqlens_cpu, cu_seqlens: [N + 1] int32 on host and device; max_seqlen a bound."""
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """softmax(q k^T scale) v within each sequence.
+
+        q: [T, heads, head_dim]; k, v: [T, kv_heads, head_dim]; last dimension contiguous, rows may be strided (views of
+        one fused qkv). -> [T, heads, head_dim] contiguous. Rows after cu_seqlens[-1] must be finite going in and are
+        unspecified but finite coming out.
+        """

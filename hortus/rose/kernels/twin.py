@@ -1,0 +1,123 @@
+"""The plain PyTorch bodies of every fused kernel: the CPU's path and the truth that fused.py is tested against.
+
+T = packed tokens, H = hidden size, N = sequences. Norm statistics are computed in float32 whatever the dtype, and the result is
+rounded once, as the Triton bodies do.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def embed(ids: Tensor, word: Tensor) -> Tensor:
+    """Rows of `word` [V, H] for ids [T] -> [T, H]."""
+    return F.embedding(ids, word)
+
+
+def embed_layer_norm(
+    ids: Tensor,
+    positions: Tensor,
+    token_types: Tensor | None,
+    word: Tensor,
+    position: Tensor | None,
+    token_type: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """BERT's input: LayerNorm(word[ids] + position[positions] + token_type[types]) -> [T, H]. Types None means all zero."""
+    x = F.embedding(ids, word)
+    if token_type is not None:
+        x = x + (token_type[0] if token_types is None else F.embedding(token_types, token_type))
+    if position is not None:
+        x = x + F.embedding(positions, position)
+    return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+
+
+def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """LayerNorm(x + residual) -> [T, H] (post-norm, BERT)."""
+    return F.layer_norm(x + residual, (x.shape[-1],), weight, bias, eps)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """weight * x / sqrt(mean(x^2) + eps) -> [T, H] (Zhang & Sennrich 2019, arXiv 1910.07467)."""
+    f = x.float()
+    f = f * torch.rsqrt(f.square().mean(-1, keepdim=True) + eps)
+    return (f * weight.float()).to(x.dtype)
+
+
+def add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """residual += x in place, then RMSNorm(residual) -> [T, H] (pre-norm, Qwen3)."""
+    residual.add_(x)
+    return rms_norm(residual, weight, eps)
+
+
+def qk_norm_rope_(
+    qkv: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    eps: float,
+) -> None:
+    """Per-head RMSNorm (weights None: none) and rotary embedding of q and k, in place in qkv.
+
+    qkv: [T, (heads + 2 kv_heads) head_dim]. cos, sin: [positions, head_dim / 2] float32 tables; rotate-half pairing
+    (x[i], x[i + head_dim/2]) as in transformers' apply_rotary_pos_emb.
+    """
+    n = heads + kv_heads
+    x = qkv[:, : n * head_dim].unflatten(1, (n, head_dim)).float()
+    if q_weight is not None and k_weight is not None:
+        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+        x = x * torch.cat([q_weight.expand(heads, -1), k_weight.expand(kv_heads, -1)]).float()
+    c, s = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)
+    a, b = x.chunk(2, -1)
+    y = torch.cat([a * c - b * s, b * c + a * s], -1)
+    qkv[:, : n * head_dim] = y.flatten(1).to(qkv.dtype)
+
+
+def gated_silu(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up for gate_up [T, 2 I], gate first -> [T, I]."""
+    gate, up = gate_up.chunk(2, -1)
+    return F.silu(gate) * up
+
+
+def gelu_(x: Tensor) -> Tensor:
+    """Exact (erf) GELU; may overwrite x."""
+    return F.gelu(x)
+
+
+def pool(x: Tensor, cu_seqlens: Tensor, mode: str) -> Tensor:
+    """One row a sequence from packed x [T, H] -> [N, H] float32.
+
+    mode: mean, cls (first token), last, max, mean_sqrt_len, weightedmean (weights 1..n, as sentence-transformers).
+    Sums accumulate in float32. A sequence of no tokens (a padding slot of a graph) gives a row of zeros.
+    """
+    cu = cu_seqlens.long()
+    start, length = cu[:-1], cu.diff()
+    if mode in ("cls", "last"):
+        index = start if mode == "cls" else cu[1:] - 1
+        rows = x[index.clamp(0, x.shape[0] - 1)].float()
+        return rows.masked_fill((length == 0).unsqueeze(1), 0.0)
+    total = int(cu[-1])
+    segment = torch.repeat_interleave(torch.arange(len(length), device=x.device), length, output_size=total)
+    body = x[:total].float()
+    out = body.new_zeros(len(length), x.shape[1])
+    if mode == "max":
+        out.fill_(-torch.inf).index_reduce_(0, segment, body, "amax")
+        return out.masked_fill((length == 0).unsqueeze(1), 0.0)
+    weight = length.float()
+    if mode == "weightedmean":
+        rank = torch.arange(total, device=x.device) - start[segment] + 1
+        body = body * rank.float().unsqueeze(1)
+        weight = weight * (weight + 1) / 2
+    elif mode == "mean_sqrt_len":
+        weight = weight.sqrt()
+    out.index_add_(0, segment, body)
+    return out / weight.clamp(min=1e-9).unsqueeze(1)
