@@ -1,7 +1,7 @@
 """A model folder: where it is, and what its small files say. Weights are rose/loader's, the tokenizer's ivy/tokenize's.
 
-Knows JSON and the layout that sentence-transformers and transformers write. Does not know torch. Read by both Ivy (prompts,
-length limit, where the tokenizer is) and ROSE (config, modules), so that the two can never disagree.
+Knows JSON and the layout that sentence-transformers and transformers write. Does not know torch. Read by both
+Ivy (prompts, length limit, where the tokenizer is) and ROSE (config, modules), so that the two can never disagree.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every metric of Hortus, declared in one place with its name, meaning and buckets.
 
-One `Metrics` per process (tests make their own). Buckets are fixed and labels come from small closed sets, so the number
-of series is bounded; label values are created at start, so that every series is present with zero.
+One `Metrics` per process (tests make their own). Buckets are fixed and labels come from small closed sets, so the
+number of series is bounded; label values are created at start, so that every series is present with zero.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A whole model as one function of packed tokens: trunk, pooling and head. The seam between models and devices.
 
-The CPU path calls it; the GPU path calls it eagerly or inside a graph capture. Does not know batches, streams or graphs.
+The CPU path calls it; the GPU path calls it eagerly or inside a graph capture. Does not know batches, streams or
+graphs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The plain PyTorch bodies of every fused kernel: the CPU's path and the truth that fused.py is tested against.
 
-T = packed tokens, H = hidden size, N = sequences. Norm statistics are computed in float32 whatever the dtype, and the result is
-rounded once, as the Triton bodies do.
+T = packed tokens, H = hidden size, N = sequences. Norm statistics are computed in float32 whatever the dtype, and
+the result is rounded once, as the Triton bodies do.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ def embed_layer_norm(
     bias: Tensor | None,
     eps: float,
 ) -> Tensor:
-    """BERT's input: LayerNorm(word[ids] + position[positions] + token_type[types]) -> [T, H]. Types None means all zero."""
+    """BERT's input: LayerNorm(word[ids] + position[positions] + token_type[types]) -> [T, H].
+
+    token_types None means all zero.
+    """
     x = F.embedding(ids, word)
     if token_type is not None:
         x = x + (token_type[0] if token_types is None else F.embedding(token_types, token_type))
@@ -72,7 +75,7 @@ def qk_norm_rope_(
     (x[i], x[i + head_dim/2]) as in transformers' apply_rotary_pos_emb.
     """
     n = heads + kv_heads
-    x = qkv[:, : n * head_dim].unflatten(1, (n, head_dim)).float()
+    x = qkv[:, : n * head_dim].view(-1, n, head_dim).float()
     if q_weight is not None and k_weight is not None:
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
         x = x * torch.cat([q_weight.expand(heads, -1), k_weight.expand(kv_heads, -1)]).float()
