@@ -1,0 +1,101 @@
+"""Model families, one file each: shapes and layers, and nothing about devices, files or batches.
+
+The contract. A file `models/<name>.py` exposes one constant, `FAMILY: Family`, and is listed in `_FILES` by the `model_type`
+its config.json carries. It is only imported when such a model is opened. What each part of a Family does:
+
+    spec_from_config(config)  config.json -> a frozen Spec; StartError names what is not supported. Pure.
+    shapes(spec)              every tensor the trunk reads: checkpoint name (prefix stripped, renamed) -> shape.
+    build(spec, weights, kit) the trunk. `weights` has exactly the names of `shapes`, in the run's dtype on its device; the trunk
+                              takes them out (`weights.pop`) as it fuses them, so that no weight lives twice.
+    prefixes, renames, ignored   how a checkpoint's names become those of `shapes`: see rose/loader.
+
+The trunk ends with the last hidden states (a final norm included). Pooling, Dense and Normalize come after it, the same for all
+families: rose/heads.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from hortus.errors import StartError
+from hortus.rose.attention import Attention, Heads
+from hortus.rose.kernels.linear import LinearFactory
+from hortus.rose.network import Inputs
+from hortus.types import Int32
+
+_FILES = {
+    "bert": "bert",
+    "qwen3": "qwen3",
+    "bidirectional_pplx_qwen3": "qwen3",
+}
+
+Weights = dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Kit:
+    """What a trunk is built from. Chosen by device; a trunk never asks which it was given."""
+
+    ops: ModuleType
+    """kernels.twin or kernels.fused."""
+    linear: LinearFactory
+    """kernels.linear.plain, or a device's own."""
+    attention: Callable[[Heads], Attention]
+
+
+class Spec(Protocol):
+    """What every family's spec has, whatever else it holds. A frozen dataclass."""
+
+    @property
+    def model_type(self) -> str: ...
+    @property
+    def hidden(self) -> int:
+        """Values a token."""
+
+    @property
+    def vocab(self) -> int: ...
+    @property
+    def heads(self) -> Heads: ...
+
+
+class Trunk(Protocol):
+    def plan(self, cu_seqlens_cpu: Int32, cu_seqlens: Tensor, max_seqlen: int) -> None:
+        """As Network.plan: pass it on to the attention."""
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """[T, hidden] last hidden states. Capturable: no synchronisation on a GPU."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """One file's FAMILY. S below is the family's own Spec class."""
+
+    spec_from_config: Callable[[dict[str, Any]], Any]
+    """config.json -> S."""
+    shapes: Callable[[Any], dict[str, tuple[int, ...]]]
+    """S -> names and shapes."""
+    build: Callable[[Any, Weights, Kit], Trunk]
+    """(S, weights, kit) -> trunk."""
+    prefixes: tuple[str, ...] = ()
+    """Checkpoint names may start with one of these (`model.`); stripped."""
+    renames: tuple[tuple[str, str], ...] = ()
+    """(old, new): old name endings that stand for new ones."""
+    ignored: tuple[str, ...] = ()
+    """Regular expressions (full match, prefix stripped) of left-over names that do no harm, such as `lm_head.*`."""
+    refused_dtypes: tuple[tuple[str, str], ...] = ()
+    """(dtype, why): number formats this family cannot run in, such as ("float16", "overflows")."""
+
+
+def find(model_type: str) -> Family:
+    """The family of a config.json's model_type; StartError lists those there are."""
+    if model_type not in _FILES:
+        raise StartError(f"model_type {model_type!r} is not supported; supported: {', '.join(sorted(_FILES))}")
+    family = importlib.import_module(f"{__name__}.{_FILES[model_type]}").FAMILY
+    assert isinstance(family, Family), "each models/*.py exposes FAMILY"
+    return family
