@@ -25,7 +25,7 @@ class Inputs:
     token_types: Tensor | None
     """[T] int32, or None: all zero."""
     cu_seqlens: Tensor
-    """[N + 1] int32."""
+    """[N + 1] int32; the last entry is T. A graph's padding tokens are its last sequence, whose row is ignored."""
 
 
 class Network(Protocol):

@@ -42,6 +42,9 @@ class Attention(Protocol):
         """softmax(q k^T scale) v within each sequence.
 
         q: [T, heads, head_dim]; k, v: [T, kv_heads, head_dim]; last dimension contiguous, rows may be strided (views of
-        one fused qkv). -> [T, heads, head_dim] contiguous. Rows after cu_seqlens[-1] must be finite going in and are
-        unspecified but finite coming out.
+        one fused qkv). -> [T, heads, head_dim] contiguous.
+
+        Every row belongs to a sequence: cu_seqlens[-1] == T. Where a graph pads tokens, the padding rows are the last
+        sequence (empty when nothing is padded). The fast kernels leave rows of no sequence unwritten, and read whole
+        tiles of k and v past a sequence's end, where one NaN spoils a real row: so no such row may exist.
         """
