@@ -94,6 +94,12 @@ class TulipConfig:
         "Lower trades batch density for latency.",
         low=1,
     )
+    fake_delay_ms: float | None = knob(
+        None,
+        "Replace the engine by a fake that answers meaningless but deterministic vectors after this many milliseconds a "
+        "step. For load tests of everything else; needs no torch and no weights.",
+        low=0,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,43 @@
+# Everything a person or CI runs. Each target does all its own set-up in $(VENV).
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q install -c constraints.txt
+
+.PHONY: help serve test lint gpu bench-cpu clean
+
+help:  ## what there is
+	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/' | expand -t 14
+
+serve: $(VENV)/.demo  ## serve the real all-MiniLM-L6-v2 on http://127.0.0.1:8080
+	$(BIN)/hortus serve demo $(ARGS)
+
+test: $(VENV)/.dev  ## run every test that needs no GPU
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.dev  ## what CI checks besides the tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+gpu:  ## run the GPU tests with the python3 that holds CUDA PyTorch; installs nothing, needs no network
+	PYTHONPATH=. $(PYTHON) -m pytest tests/gpu -m gpu -p no:cacheprovider $(ARGS)
+
+bench-cpu: $(VENV)/.dev  ## parity, CPU throughput and latency, HTTP overhead; a few minutes; adds to bench/results/cpu.jsonl
+	$(BIN)/hortus bench all --out bench/results/cpu.jsonl $(ARGS)
+
+$(VENV)/.venv:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hortus needs Python 3.11 or newer; try make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.venv pyproject.toml constraints.txt
+	$(PIP) -e '.[cpu,demo]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.venv pyproject.toml constraints.txt
+	$(PIP) -e '.[cpu,demo,dev]'
+	@touch $@ $(VENV)/.demo
+
+clean:  ## remove the environment and caches
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,105 @@
+"""What HTTP costs: the served fake engine against calling the same fake engine directly.
+
+The fake engine takes no time, so everything measured is Ivy, Tulip, the sockets and the client. The client runs in processes of
+its own and its processor time is reported beside the server's figures.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hortus.bench.load import closed_loop
+from hortus.bench.results import Record, median_p99
+from hortus.bench.texts import lee_sentences
+from hortus.config import RoseConfig
+from hortus.ivy.tokenize import Tokenizer
+from hortus.serve import open_model
+from hortus.tulip.fake import FakeEngine
+
+
+@contextmanager
+def server(model: str, *flags: str, ready_s: float = 120) -> Iterator[int]:
+    """`hortus serve MODEL` in a process of its own on a free port; yields the port once /ready answers 200."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    env = {k: v for k, v in os.environ.items() if not k.startswith("HORTUS_")}
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hortus.cli", "serve", model, "--port", str(port), *flags],
+            stdout=log, stderr=log, env=env,
+        )  # fmt: skip
+        try:
+            end = time.monotonic() + ready_s
+            while True:
+                try:
+                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5):
+                        break
+                except (urllib.error.URLError, OSError):
+                    if process.poll() is not None or time.monotonic() > end:
+                        log.seek(0)
+                        raise RuntimeError(f"the server did not start:\n{log.read().decode()}") from None
+                    time.sleep(0.05)
+            yield port
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(40)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def http(seconds: float = 4.0) -> list[Record]:
+    """p50 over the engine for one 32-token text; requests a second at 1, 16 and 64 clients; 100 texts in one request."""
+    folder = open_model("demo", None, RoseConfig(), weights=False)
+    tokenizer = Tokenizer(folder)
+    sentences = lee_sentences()
+    text = next(s for s in sentences if tokenizer.encode([s], truncate=False).total_tokens == 32)
+    batch = tokenizer.encode([text], truncate=False)
+    engine = FakeEngine.like(folder, delay_s=0.0)
+    direct = []
+    for _ in range(3000):
+        begin = time.perf_counter()
+        engine.step(batch).result()
+        direct.append((time.perf_counter() - begin) * 1000)
+    direct_ms = median_p99(direct)[0]
+    records: list[Record] = []
+    with server("demo", "--fake-delay-ms", "0") as port:
+
+        def case(suite: str, inputs: str | list[str], form: str, tokens: int, clients: int, processes: int = 1) -> None:
+            body = json.dumps({"model": folder.name, "input": inputs, "encoding_format": form}).encode()
+            load = closed_loop(
+                "127.0.0.1", port, "/v1/embeddings", body, clients=clients, seconds=seconds, processes=processes
+            )
+            median, p99 = median_p99(load.latencies_ms.tolist())
+            n = 1 if isinstance(inputs, str) else len(inputs)
+            note = f"{form}; client used {load.client_cpu_s / load.seconds:.0%} of a core"
+            if clients == 1 and n == 1:
+                note += f"; engine alone {direct_ms * 1000:.0f} us, HTTP adds {median - direct_ms:.3f} ms"
+            records.append(
+                Record(
+                    suite=suite, target="hortus", model=f"fake (as {folder.name})", batch=n, tokens=tokens,
+                    clients=clients, median_ms=median, p99_ms=p99, tokens_per_s=load.requests_per_s * tokens * n,
+                    requests_per_s=load.requests_per_s, rounds=len(load.latencies_ms), note=note,
+                )
+            )  # fmt: skip
+
+        case("http-overhead", text, "base64", 32, 1)
+        for clients in (16, 64, 256):
+            case("http-rate", text, "base64", 32, clients)
+        many = [text] * 100
+        case("http-many", many, "base64", 32, 1)
+        case("http-many", many, "float", 32, 1)
+    return records

@@ -1,0 +1,122 @@
+"""One measured case = one JSON line. Tables, plots and the README's figures are drawn from these lines only.
+
+Does not know what was measured or how.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+
+def hardware() -> str:
+    """The processor (and its usable cores) that this process runs on, for people."""
+    name = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                name = line.split(":", 1)[1].strip()
+                break
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{name}, {cores} cores"
+
+
+def commit() -> str | None:
+    """Short commit of the checkout, with `+` when it has local changes; None outside git."""
+    here = Path(__file__).parent
+    try:
+        out = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+", "--exclude", "*"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return out.stdout.strip() or None
+
+
+@dataclass(kw_only=True, slots=True)
+class Record:
+    """One case. None where a field does not apply."""
+
+    suite: str
+    target: str
+    """hortus, sentence-transformers, vllm, ..."""
+    model: str
+    hardware: str = field(default_factory=hardware)
+    dtype: str | None = None
+    batch: int | None = None
+    tokens: int | None = None
+    """Tokens an input, or in all where inputs differ in length (then `batch` x mean)."""
+    clients: int | None = None
+    median_ms: float | None = None
+    p99_ms: float | None = None
+    tokens_per_s: float | None = None
+    requests_per_s: float | None = None
+    rounds: int | None = None
+    ratio: float | None = None
+    """Against the peer measured in the same run; above 1 means Hortus is better."""
+    note: str | None = None
+    commit: str | None = field(default_factory=commit)
+    command: str = field(default_factory=lambda: "hortus bench " + " ".join(sys.argv[2:]))
+    date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+
+
+def median_p99(ms: Sequence[float]) -> tuple[float, float]:
+    """(median, 99th percentile) of latencies in milliseconds."""
+    return float(np.median(ms)), float(np.percentile(ms, 99))
+
+
+def append(path: Path, records: Sequence[Record]) -> None:
+    """Add records to a JSON-lines file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as f:
+        for r in records:
+            row = {k: round(v, 4) if isinstance(v, float) else v for k, v in asdict(r).items()}
+            f.write(json.dumps(row) + "\n")
+
+
+_COLUMNS = (
+    ("suite", "suite"),
+    ("target", "target"),
+    ("batch", "batch"),
+    ("tokens", "tokens"),
+    ("clients", "clients"),
+    ("median_ms", "median ms"),
+    ("p99_ms", "p99 ms"),
+    ("tokens_per_s", "tokens/s"),
+    ("requests_per_s", "req/s"),
+    ("ratio", "ratio"),
+    ("note", "note"),
+)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" if abs(value) < 10 else f"{value:.1f}"
+    return str(value)
+
+
+def table(records: Sequence[Record]) -> str:
+    """Records as a Markdown table that also reads well in a terminal; columns without a value are left out."""
+    keep = [(k, title) for k, title in _COLUMNS if any(getattr(r, k) is not None for r in records)]
+    rows = [[title for _, title in keep]] + [[_cell(getattr(r, k)) for k, _ in keep] for r in records]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(keep))]
+    lines = ["| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |" for row in rows]
+    lines.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")
+    return "\n".join(lines)

