@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -77,8 +78,11 @@ class TokenBatch:
         if len(parts) == 1:
             return parts[0]
         ids = np.concatenate([p.ids for p in parts])
-        cu = np.zeros(sum(len(p) for p in parts) + 1, np.int32)
-        np.cumsum(np.concatenate([p.lengths for p in parts]), out=cu[1:])
+        # Numpy calls a part are what this costs, so ends are joined and shifted rather than lengths taken and summed.
+        cu = np.zeros(sum([len(p.cu_seqlens) for p in parts]) - len(parts) + 1, np.int32)
+        np.concatenate([p.cu_seqlens[1:] for p in parts], out=cu[1:])
+        starts = [0, *accumulate([len(p.ids) for p in parts[:-1]])]
+        cu[1:] += np.repeat(np.array(starts, np.int32), [len(p.cu_seqlens) - 1 for p in parts])
         types: UInt8 | None = None
         if any(p.token_types is not None for p in parts):
             types = np.concatenate(
