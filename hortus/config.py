@@ -94,6 +94,12 @@ class TulipConfig:
         "Lower trades batch density for latency.",
         low=1,
     )
+    step_timeout_s: float = knob(
+        60.0,
+        "A step unanswered for this long means the engine hangs: everything waiting is answered 503 until it moves "
+        "again. Set it well above the longest step (a full batch on a CPU can take seconds).",
+        low=0.001,
+    )
     fake_delay_ms: float | None = knob(
         None,
         "Replace the engine by a fake that answers meaningless but deterministic vectors after this many milliseconds a "
