@@ -57,7 +57,7 @@ def test_refused_by_name(tmp_path: Path, where, text, said):
 
 
 def test_missing_file_is_named(tmp_path: Path):
-    with pytest.raises(StartError, match="nowhere.toml"):
+    with pytest.raises(StartError, match=r"nowhere\.toml"):
         config.load(file=tmp_path / "nowhere.toml")
 
 
