@@ -1,0 +1,270 @@
+"""Whole-model CUDA graphs, captured lazily: which shape, which way (`decide`, pure), and doing it (`Graphs`).
+
+Does not know HTTP, queues or models: a model is a Network, a GPU is a Device. docs/graphs.md tells the why at length.
+
+A step's shape is rounded up to a bucket. The first hit of a bucket runs eagerly *at the bucket's size*, which compiles and
+loads every kernel that the capture will meet; the second captures and replays; later ones replay. So eager, capture and
+replay run the same kernels on the same shapes and give the same bits.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from hortus.errors import StartError
+from hortus.metrics import Metrics
+from hortus.rose.device import Captured, Device
+from hortus.rose.network import Inputs, Network
+from hortus.rose.staging import Layout, Slot
+from hortus.types import Int32, TokenBatch
+
+log = logging.getLogger(__name__)
+
+
+class Shape(NamedTuple):
+    """What a graph is keyed by, and the sizes that an eager step is given."""
+
+    sequences: int
+    tokens: int
+    longest: int
+    """Bound on the longest sequence that attention may rely on."""
+    typed: bool
+    """With token types; without them a model adds row 0 of its table, a different kernel."""
+
+
+class State(enum.Enum):
+    """What is known of a shape that has been hit."""
+
+    SEEN = "seen"
+    HELD = "held"
+    REFUSED = "refused"
+
+
+class How(enum.Enum):
+    EAGER = "eager"
+    CAPTURE = "capture"
+    REPLAY = "replay"
+
+
+class Decision(NamedTuple):
+    how: How
+    shape: Shape
+    bucketed: bool
+    """The shape is a bucket, so the shared input block is used; else the step has memory of its own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rules:
+    """What decide goes by."""
+
+    graphs: bool
+    max_tokens: int
+    """Larger steps run eagerly, at their own size."""
+    longest_matters: bool
+    """The attention backend needs a bound on the longest sequence. Without, tokens bound it and shapes are fewer."""
+
+
+def token_bucket(tokens: int) -> int:
+    """Multiples of 64 up to 1024, of 256 above: at most a quarter of a matrix tile, or 6 %, in vain."""
+    step = 64 if tokens <= 1024 else 256
+    return -(-tokens // step) * step
+
+
+def sequence_bucket(sequences: int) -> int:
+    """Powers of two: an empty slot costs attention one block that stops at once and pooling one row of zeros."""
+    return 1 << (sequences - 1).bit_length()
+
+
+def longest_bucket(longest: int) -> int:
+    """64, 256, 1024, ...: only the size of a launch grid hangs on it."""
+    bound = 64
+    while bound < longest:
+        bound *= 4
+    return bound
+
+
+def bucket(sequences: int, tokens: int, longest: int, typed: bool, *, longest_matters: bool) -> Shape:
+    """The smallest bucket that a step of this size fits."""
+    rows = token_bucket(tokens)
+    # The padding tokens are a sequence too, and may be the longest.
+    bound = longest_bucket(max(longest, rows - tokens)) if longest_matters else rows
+    return Shape(sequence_bucket(sequences), rows, bound, typed)
+
+
+def decide(
+    sequences: int, tokens: int, longest: int, typed: bool, *, known: Mapping[Shape, State], rules: Rules
+) -> Decision:
+    """How a step of this size is to run, given what is known of shapes. Pure."""
+    if tokens > rules.max_tokens:
+        # Rows are rounded to 64 all the same: free inside a matrix tile, and memory is asked for in fewer sizes.
+        return Decision(How.EAGER, Shape(sequences, -(-tokens // 64) * 64, max(longest, 63), typed), False)
+    shape = bucket(sequences, tokens, longest, typed, longest_matters=rules.longest_matters)
+    state = known.get(shape) if rules.graphs else None
+    if state is State.HELD:
+        return Decision(How.REPLAY, shape, True)
+    if state is State.SEEN:
+        return Decision(How.CAPTURE, shape, True)
+    return Decision(How.EAGER, shape, True)
+
+
+def warm_shapes(text: str, *, most_tokens: int, longest: int, cap: int) -> list[tuple[int, int]]:
+    """(sequences, tokens in all) for --warm: `all`, or SEQUENCESxTOKENS with the tokens of each sequence.
+
+    most_tokens: largest step that is captured. longest: the model's limit. `all` takes every token bucket with every
+    sequence bucket of 16 tokens a sequence or more, larger steps first (their memory then serves the smaller), up to
+    cap of them. Raises StartError naming the word that is wrong.
+    """
+    if text.strip() == "all":
+        sizes = []
+        tokens = 64
+        while tokens <= most_tokens:
+            n = sequence_bucket(-(-tokens // longest))
+            while n * 16 <= tokens:
+                sizes.append((n, tokens))
+                n *= 2
+            tokens = token_bucket(tokens + 1)
+        return sorted(sizes, key=lambda s: (-s[1], s[0]))[:cap]
+    sizes = []
+    for word in text.split(","):
+        match = re.fullmatch(r"\s*([1-9]\d{0,5})x([1-9]\d{0,6})\s*", word)
+        if match is None:
+            raise StartError(f"--warm: {word.strip()!r} is neither `all` nor SEQUENCESxTOKENS such as 8x128")
+        n, each = int(match[1]), int(match[2])
+        if each > longest:
+            raise StartError(f"--warm: {word.strip()} has sequences of {each} tokens; the model takes {longest}")
+        sizes.append((n, n * each))
+    return sorted(sizes, key=lambda s: -s[1])
+
+
+class _Entry:
+    """What is kept of a bucket: views of the shared input block, made once, and the graph when there is one."""
+
+    __slots__ = ("graph", "inputs", "layout", "target")
+
+    def __init__(self, layout: Layout, block: Tensor) -> None:
+        self.layout = layout
+        self.target = block[: layout.size]
+        self.inputs: Inputs = layout.inputs(block)
+        self.graph: Captured | None = None
+
+
+class Graphs:
+    """Runs pieces on the device: eager, capture or replay. Step thread only.
+
+    All buckets share one input block on the device, and all graphs one memory pool. Both are safe by stream order alone:
+    a step's upload is enqueued after the kernels of the step before, which are all that read the block; a step's
+    download is enqueued before the next replay, which may write over its rows.
+    """
+
+    def __init__(self, device: Device, network: Network, rules: Rules, *, cap: int, metrics: Metrics) -> None:
+        self._device = device
+        self._network = network
+        self._rules = rules
+        self._cap = cap
+        most = token_bucket(rules.max_tokens)
+        self._block = device.empty(Layout(sequence_bucket(most), most, True).size)
+        self._known: dict[Shape, State] = {}
+        self._entries: dict[Shape, _Entry] = {}
+        self._held: OrderedDict[Shape, None] = OrderedDict()  # least recently used first
+        self._pool_bytes = 0
+        self._metrics = metrics
+        self._counts = {how: metrics.graph_steps.labels(how.value) for how in How}
+
+    def __len__(self) -> int:
+        """Graphs held."""
+        return len(self._held)
+
+    def run(self, batch: TokenBatch, slot: Slot, at: int) -> tuple[Tensor, int]:
+        """Enqueue one piece, staged in slot's block from `at` on -> (rows on the device, where the block is free again).
+
+        The rows, [>= sequences, width] float32, are good until the next run.
+        """
+        longest = batch.max_seqlen
+        how, shape, bucketed = decide(
+            len(batch), batch.total_tokens, longest, batch.token_types is not None, known=self._known, rules=self._rules
+        )
+        if bucketed:
+            entry = self._entries.get(shape)
+            if entry is None:
+                entry = self._entries[shape] = _Entry(Layout(shape.sequences, shape.tokens, shape.typed), self._block)
+        else:
+            layout = Layout(shape.sequences, shape.tokens, shape.typed)
+            entry = _Entry(layout, self._device.empty(layout.size))
+        end = at + entry.layout.size
+        host = slot.array[at:end]
+        entry.layout.fill(host, batch)
+        self._device.upload(entry.target, slot.block[at:end])
+
+        if how is How.CAPTURE and not self._capture(shape, entry, host):
+            how = How.EAGER
+        self._counts[how].inc()
+        if how is How.EAGER:
+            rows = self._eager(shape, entry, host)
+            if bucketed:
+                self._known.setdefault(shape, State.SEEN)
+            return rows, end
+        assert entry.graph is not None, "a shape is HELD only while its entry has a graph"
+        self._held.move_to_end(shape)
+        return entry.graph.replay(), end
+
+    def _eager(self, shape: Shape, entry: _Entry, host: Int32) -> Tensor:
+        self._plan(shape, entry, host)
+        inputs, network = entry.inputs, self._network
+        return self._device.run(lambda: network.forward(inputs))
+
+    def _plan(self, shape: Shape, entry: _Entry, host: Int32) -> None:
+        # The bound, not the true longest: eager and captured runs of one bucket must choose the same kernels.
+        self._network.plan(entry.layout.cu_seqlens(host), entry.inputs.cu_seqlens, shape.longest)
+
+    def _capture(self, shape: Shape, entry: _Entry, host: Int32) -> bool:
+        """Make the shape's graph; False, and never again for this shape, when that fails: eager can do all it does."""
+        before, started = self._device.reserved_bytes(), time.perf_counter()
+        inputs, network = entry.inputs, self._network
+        try:
+            self._plan(shape, entry, host)
+            entry.graph = self._device.capture(lambda: network.forward(inputs))
+        except Exception as e:  # noqa: BLE001  whatever cannot be captured runs eagerly, which tells real faults
+            self._known[shape] = State.REFUSED
+            log.warning("no graph for %d sequences, %d tokens: %s: %s", *shape[:2], type(e).__name__, e)
+            return False
+        self._known[shape] = State.HELD
+        self._held[shape] = None
+        if len(self._held) > self._cap:
+            self._evict()
+        self._pool_bytes += max(0, self._device.reserved_bytes() - before)
+        seconds = time.perf_counter() - started
+        self._metrics.graph_capture_seconds.observe(seconds)
+        self._metrics.graphs.set(len(self._held))
+        self._metrics.graph_memory_bytes.set(self._pool_bytes)
+        log.info(
+            "graph captured: %d sequences, %d tokens, %.0f ms, %d held, pool %.0f MiB",
+            *shape[:2], seconds * 1e3, len(self._held), self._pool_bytes / 2**20,
+        )  # fmt: skip
+        return True
+
+    def _evict(self) -> None:
+        """Drop the least recently used graph, after its last replay is over. It must be hit twice to be made again."""
+        shape, _ = self._held.popitem(last=False)
+        self._device.synchronize()
+        del self._known[shape], self._entries[shape]
+        self._metrics.graph_evictions.inc()
+
+    def clear(self) -> None:
+        """Drop all graphs and their memory."""
+        self._device.synchronize()
+        self._held.clear()
+        self._entries.clear()
+        self._known = {s: k for s, k in self._known.items() if k is State.REFUSED}
+        self._pool_bytes = 0
+        self._device.drop_graphs()
+        self._metrics.graphs.set(0)
+        self._metrics.graph_memory_bytes.set(0)

@@ -1,0 +1,167 @@
+"""A device that finishes its work as late as a test wants, and a network simple enough to know the answer of.
+
+The stream is a queue of closures. Nothing runs when it is enqueued; `advance` and waiting on an event run it, in order, as
+a GPU's stream would. Memory starts out poisoned, so that what was never written shows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import torch
+
+from hortus.types import TokenBatch
+
+POISON = 0x7F7F7F7F
+
+
+class FakeEvent:
+    def __init__(self, device):
+        self._device, self.serial = device, None
+
+    def query(self):
+        assert self.serial is not None, "an event was asked before it was recorded"
+        return self._device.done >= self.serial
+
+    def synchronize(self):
+        if self._device.broken:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        while not self.query():
+            self._device.advance()
+
+
+class Later:
+    """A result on the device that is not computed yet."""
+
+    def __init__(self):
+        self.rows = None
+
+
+class FakeGraph:
+    def __init__(self, device, body):
+        self._device, self._body, self._later = device, body, Later()
+
+    def replay(self):
+        assert self in self._device.alive, "a dropped graph was replayed"
+        self._device.enqueue("replay", lambda: setattr(self._later, "rows", self._body()))
+        return self._later
+
+
+class FakeDevice:
+    name = "fake"
+
+    def __init__(self):
+        self.queue = deque()
+        self.enqueued = self.done = 0
+        self.log = []  # what the host did and what the device did, in the order it happened
+        self.broken = False
+        self.alive = []
+        self.fail_next = []  # exceptions for the coming runs
+        self.fail_captures = 0
+        self.relieved = 0
+        self.threads = 0
+
+    def enqueue(self, what, work):
+        self.enqueued += 1
+        self.log.append(("enqueued", what))
+        self.queue.append((what, work))
+
+    def advance(self):
+        what, work = self.queue.popleft()
+        with torch.inference_mode():
+            work()
+        self.done += 1
+        self.log.append(("done", what))
+
+    def enter(self):
+        self.threads += 1
+
+    def pinned(self, *size, dtype):
+        return torch.full(size, POISON if dtype == torch.int32 else torch.nan, dtype=dtype)
+
+    def empty(self, ints):
+        return torch.full((ints,), POISON, dtype=torch.int32)
+
+    def event(self):
+        return FakeEvent(self)
+
+    def record(self, event):
+        event.serial = self.enqueued
+
+    def upload(self, to, host):
+        assert to.shape == host.shape
+        self.enqueue("upload", lambda: to.copy_(host))
+
+    def download(self, to, rows):
+        self.enqueue("download", lambda: to.copy_(rows.rows[: len(to)]))
+
+    def run(self, body):
+        if self.fail_next:
+            raise self.fail_next.pop(0)
+        later = Later()
+        self.enqueue("run", lambda: setattr(later, "rows", body()))
+        return later
+
+    def capture(self, body):
+        if self.fail_captures:
+            self.fail_captures -= 1
+            raise torch.OutOfMemoryError("no room for a graph")
+        graph = FakeGraph(self, body)
+        self.alive.append(graph)
+        return graph
+
+    def drop_graphs(self):
+        self.alive.clear()
+
+    def relieve(self):
+        self.relieved += 1
+
+    def synchronize(self):
+        if self.broken:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        while self.queue:
+            self.advance()
+
+    def reserved_bytes(self):
+        return 0
+
+
+class FakeNetwork:
+    """Row = [sum of ids, sum of id x (position + 1), tokens, sum of types] of each slot; checks that inputs are whole."""
+
+    width = 4
+    longest_matters = False
+
+    def __init__(self):
+        self.plans = []
+
+    def plan(self, cu_seqlens_cpu, cu_seqlens, max_seqlen):
+        assert np.diff(cu_seqlens_cpu).max() <= max_seqlen
+        assert len(cu_seqlens_cpu) == len(cu_seqlens)
+        self.plans.append(max_seqlen)
+
+    def forward(self, inputs):
+        cu = inputs.cu_seqlens.long()
+        assert int(cu[-1]) == len(inputs.ids), "every row belongs to a sequence"
+        assert (cu.diff() >= 0).all()
+        types = inputs.token_types if inputs.token_types is not None else torch.zeros_like(inputs.ids)
+        ids, positions = inputs.ids.double(), inputs.positions.double() + 1
+        values = torch.stack([ids, ids * positions, torch.ones_like(ids), types.double()], 1)
+        sums = torch.cat([values.new_zeros(1, 4), values.cumsum(0)])
+        return (sums[cu[1:]] - sums[cu[:-1]]).float()
+
+
+def expected(batch: TokenBatch) -> np.ndarray:
+    rows = []
+    for a, b in zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True):
+        ids = batch.ids[a:b].astype(float)
+        types = 0 if batch.token_types is None else batch.token_types[a:b].astype(float).sum()
+        rows.append([ids.sum(), (ids * np.arange(1, b - a + 1)).sum(), b - a, types])
+    return np.array(rows, np.float32)
+
+
+def random_batch(rng, lengths, typed=False) -> TokenBatch:
+    cu = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    types = rng.integers(0, 2, cu[-1]).astype(np.uint8) if typed else None
+    return TokenBatch(rng.integers(0, 1000, cu[-1]).astype(np.int32), cu, types)
