@@ -98,6 +98,11 @@ class RouteNotFound(InvalidInput):
 class MethodNotAllowed(InvalidInput):
     code = "method_not_allowed"
 
+    def __init__(self, message: str, *, allow: str = "") -> None:
+        super().__init__(message)
+        self.allow = allow
+        """The methods there are, as the Allow header lists them."""
+
 
 class BodyTooLarge(InvalidInput):
     code = "body_too_large"

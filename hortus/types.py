@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Protocol
 
 import numpy as np
@@ -58,10 +58,10 @@ class TokenBatch:
 
     @classmethod
     def of(cls, sequences: Sequence[Sequence[int]]) -> TokenBatch:
-        """Pack lists of ids (for tests and benchmarks; Ivy packs straight from the tokenizer)."""
+        """Pack lists of ids."""
         cu = np.zeros(len(sequences) + 1, np.int32)
         np.cumsum([len(s) for s in sequences], out=cu[1:])
-        ids = np.fromiter((i for s in sequences for i in s), np.int32, int(cu[-1]))
+        ids = np.fromiter(chain.from_iterable(sequences), np.int32, int(cu[-1]))
         return cls(ids, cu)
 
     def slice(self, lo: int, hi: int) -> TokenBatch:

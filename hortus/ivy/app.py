@@ -1,0 +1,241 @@
+"""The ASGI application: routes, and what every request has in common whatever its route.
+
+A request here gets an id, a deadline, an eye on its client, one answer, and a place in the metrics; whatever goes wrong
+becomes an error in OpenAI's shape, by the table in errors.py. Does not know what the routes do.
+
+States: starting (the port is open, no model yet) -> ready -> draining (finishing what is in flight).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import itertools
+import logging
+import math
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from hortus.config import IvyConfig
+from hortus.errors import (
+    TABLE,
+    Cancelled,
+    DeadlineExceeded,
+    Draining,
+    EngineError,
+    MethodNotAllowed,
+    NotReady,
+    Overloaded,
+    RequestError,
+    RouteNotFound,
+)
+from hortus.folder import ModelFolder
+from hortus.ivy.embed import Embedder
+from hortus.ivy.exchange import Answer, Headers, Message, Receive, Request, Send, write
+from hortus.ivy.health import Health, Probe, Readiness, probe_of
+from hortus.ivy.openai import OpenAI
+from hortus.metrics import Metrics
+from hortus.types import Encoder, ModelInfo
+
+log = logging.getLogger("hortus.ivy")
+
+Handler = Callable[[Request], Awaitable[Answer]]
+
+WATCH_AFTER_S = 0.01
+"""A request is watched for a client that leaves, and for its deadline, once it has taken this long: most never pay for it,
+and a request shorter than this has nothing to save."""
+
+_printable_id = re.compile(rb"[\x21-\x7e]{1,128}")
+
+
+class App:
+    """The gateway as an ASGI application. Made before there is a model; `open` brings one, `drain` ends it."""
+
+    def __init__(self, config: IvyConfig, metrics: Metrics) -> None:
+        self.config, self._metrics = config, metrics
+        self._embedder: Embedder | None = None
+        self._readiness: Readiness | None = None
+        self._draining = False
+        self.in_flight = 0
+        """Requests being worked on."""
+        metrics.requests_in_flight.set_function(lambda: self.in_flight)
+        self._counters = {code: metrics.requests.labels(code) for code in ("ok", *TABLE)}
+        process = secrets.token_hex(6).encode()
+        self._ids = (b"%b-%x" % (process, n) for n in itertools.count(1))
+
+        openai = OpenAI(self._model)
+        health = Health(self._model, lambda: self.state, lambda: self._readiness, config, metrics)
+        # HEAD goes with GET; OPTIONS is answered for all of them.
+        self._routes: dict[str, dict[str, Handler]] = {
+            "/v1/embeddings": {"POST": openai.embeddings},
+            "/v1/models": {"GET": openai.models},
+            "/health": {"GET": health.health},
+            "/ready": {"GET": health.ready},
+            "/metrics": {"GET": health.metrics},
+            "/info": {"GET": health.info},
+        }
+        self._named_routes: dict[str, dict[str, Handler]] = {"/v1/models/": {"GET": openai.one_model}}
+        self._not_counted = {"/health", "/ready", "/metrics"}
+
+    @property
+    def state(self) -> str:
+        """starting, ready or draining."""
+        return "draining" if self._draining else "starting" if self._embedder is None else "ready"
+
+    def open(self, folder: ModelFolder, info: ModelInfo, encoder: Encoder, probe: Probe | None = None) -> None:
+        """The model is there: take requests.
+
+        probe: whether the engine answers (health.Probe); default: one token through `encoder`. Reads the tokenizer, which
+        takes up to seconds for large vocabularies, so this may be called in a thread. StartError when the folder's
+        tokenizer cannot serve.
+        """
+        embedder = Embedder(folder, info, encoder, self.config, self._metrics)
+        self._readiness = Readiness(probe or probe_of(embedder))
+        self._embedder = embedder
+
+    def drain(self) -> None:
+        """Refuse what comes from now on (503), finish what is in flight."""
+        self._draining = True
+
+    def close(self) -> None:
+        """Free the tokenizer's threads. After serving has ended."""
+        if self._embedder is not None:
+            self._embedder.close()
+
+    def _model(self) -> Embedder:
+        if self._draining:
+            raise Draining("this server is shutting down; send the request to another, or again later")
+        if self._embedder is None:
+            raise NotReady("the model is still loading; /ready answers 200 once it is there")
+        return self._embedder
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """One ASGI connection scope; only HTTP is spoken."""
+        if scope["type"] != "http":
+            raise AssertionError(f"uvicorn was set up for HTTP only, not {scope['type']}")
+        begin = time.monotonic()
+        request = Request(scope, receive, begin + self.config.timeout_s)
+        given = request.id
+        request_id = given if given is not None and _printable_id.fullmatch(given) else next(self._ids)
+        self.in_flight += 1
+        try:
+            code, answer = await self._answer(request, request_id)
+        finally:
+            self.in_flight -= 1
+        if request.path not in self._not_counted:
+            self._counters[code].inc()
+            self._metrics.request_seconds.observe(time.monotonic() - begin)
+        if answer is None:
+            return  # nobody is there to read it
+        headers: Headers = [(b"x-request-id", request_id)]
+        if self._draining:
+            headers.append((b"connection", b"close"))
+        await write(request, answer, send, headers)
+
+    async def _answer(self, request: Request, request_id: bytes) -> tuple[str, Answer | None]:
+        """(outcome code, answer); no answer when the client has gone."""
+        watch: _Watch | None = None
+        error: RequestError
+        try:
+            handler = self._find(request)
+            if request.method == "POST":
+                await request.read(self.config.max_body_bytes, self.config.timeout_s)
+                watch = _Watch(request, self.config.timeout_s)
+            answer = await handler(request)
+            if request.method == "POST" and self._readiness is not None:
+                self._readiness.answered()
+            return "ok", answer
+        except RequestError as e:
+            error = e
+        except asyncio.CancelledError:
+            if watch is not None and watch.why is not None:
+                watch.task.uncancel()  # the cancellation was the watch's, and ends here
+                error = watch.why
+            elif self._draining:
+                error = Draining("this server shut down before the request was finished (--drain-s); send it again")
+            else:
+                raise
+        except Exception:
+            name = request_id.decode("latin-1")
+            log.exception("request %s failed: a fault in this server", name)
+            error = EngineError(f"a fault in this server; its log tells more under request id {name}")
+        finally:
+            if watch is not None:
+                watch.close()
+        return error.code, None if isinstance(error, Cancelled) else error_answer(error)
+
+    def _find(self, request: Request) -> Handler:
+        """The handler for a path and method; RouteNotFound and MethodNotAllowed say what there is instead."""
+        methods = self._routes.get(request.path)
+        if methods is None:
+            for prefix, named in self._named_routes.items():
+                if request.path.startswith(prefix):
+                    methods, request.tail = named, request.path.removeprefix(prefix)
+        if methods is None:
+            near = [r for r in self._routes if r.endswith(request.path.rstrip("/") or "-")]
+            near = near or difflib.get_close_matches(request.path, self._routes, 2, 0.75)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(self._routes)}"
+            raise RouteNotFound(f"no route {request.path!r:.200}; {hint}")
+        handler = methods.get("GET" if request.method == "HEAD" else request.method)
+        if handler is None:
+            allow = ", ".join([*methods, *(["HEAD"] if "GET" in methods else []), "OPTIONS"])
+            if request.method == "OPTIONS":
+                return _options(allow)
+            raise MethodNotAllowed(f"{request.method} is not allowed for {request.path}; allowed: {allow}", allow=allow)
+        return handler
+
+
+class _Watch:
+    """Cancels a request's task when its client leaves or its time is up, and says which in `why`."""
+
+    def __init__(self, request: Request, timeout_s: float) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "every request runs in a task"
+        self.task: asyncio.Task[object] = task
+        self.why: RequestError | None = None
+        self._request, self._timeout_s = request, timeout_s
+        self._watcher: asyncio.Task[None] | None = None
+        left = request.deadline - time.monotonic()
+        self._timer = asyncio.get_running_loop().call_later(min(WATCH_AFTER_S, max(left, 0)), self._start)
+
+    def _start(self) -> None:
+        self._watcher = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            async with asyncio.timeout(self._request.deadline - time.monotonic()):
+                await self._request.gone()
+            self.why = Cancelled("the client went away")
+        except TimeoutError:
+            self.why = DeadlineExceeded(f"not finished after {self._timeout_s:g} s (--timeout-s)")
+        self.task.cancel()
+
+    def close(self) -> None:
+        """No cancellation comes after this. A running watcher ends with the loop's next round."""
+        self._timer.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
+
+
+def _options(allow: str) -> Handler:
+    async def options(request: Request) -> Answer:
+        return Answer(b"", headers=[(b"allow", allow.encode())])
+
+    return options
+
+
+def error_answer(error: RequestError) -> Answer:
+    """Any error in OpenAI's shape, with the headers that go with it."""
+    wire = error.wire
+    headers: Headers = []
+    if isinstance(error, MethodNotAllowed) and error.allow:
+        headers.append((b"allow", error.allow.encode()))
+    if wire.http in (429, 503):
+        wait_s = error.retry_after_s if isinstance(error, Overloaded) else 1.0
+        headers.append((b"retry-after", b"%d" % max(1, math.ceil(wait_s))))
+    told = {"message": error.message, "type": wire.type, "param": error.param, "code": error.code}
+    return Answer(msgspec.json.encode({"error": told}), wire.http, headers)
