@@ -1,0 +1,269 @@
+"""The Triton bodies of the operations in twin.py: same names, same arguments, same meaning, for the GPU.
+
+All of them move bytes and hardly compute, so the physics is: read each byte once, write it once, 16 bytes a thread, and
+enough programs in flight to cover the latency of memory. A row op gives one program a whole row and keeps it in
+registers, so that statistics (float32, two passes: mean, then centred squares) cost no second read. Row widths that are
+no power of two (384, 2560) run in the next power of two under a mask: lanes idle, bytes do not.
+
+Nothing here waits for the device, and shapes come from the tensors' host-side sizes only, so every op can be captured
+in a CUDA graph. Pooling has its own chapter, pooling.py. Does not know models, attention or batches.
+"""
+
+# Arguments of Triton kernels are pointers and scalars of the device, for which Python has no types.
+# ruff: noqa: ANN001, ANN202
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hortus.rose.kernels.pooling import pool
+
+__all__ = [
+    "add_layer_norm",
+    "add_rms_norm_",
+    "embed",
+    "embed_layer_norm",
+    "gated_silu",
+    "gelu_",
+    "pool",
+    "qk_norm_rope_",
+    "rms_norm",
+]
+
+_FLAT = 1024
+"""Elements a program of the elementwise ops: 8 two-byte values (16 bytes) for each of 128 threads."""
+_HEADS = 8
+"""Heads a program of qk_norm_rope_."""
+
+
+def _row(width: int) -> tuple[int, int]:
+    """(block, warps) for one row a program: 8 elements a thread, up to 16 warps."""
+    block = triton.next_power_of_2(width)
+    return block, min(16, max(1, block // 256))
+
+
+@triton.jit
+def _embed(ids, word, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    t = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    mask = cols < WIDTH
+    i = tl.load(ids + t).to(tl.int64)
+    tl.store(out + t * WIDTH + cols, tl.load(word + i * WIDTH + cols, mask=mask), mask=mask)
+
+
+def embed(ids: Tensor, word: Tensor) -> Tensor:
+    """Rows of `word` [V, H] for ids [T] -> [T, H]."""
+    width = word.shape[1]
+    out = word.new_empty(ids.shape[0], width)
+    block, warps = _row(width)
+    _embed[(ids.shape[0],)](ids, word, out, width, block, num_warps=warps)
+    return out
+
+
+@triton.jit
+def _layer_norm(x, cols, mask, weight, bias, eps, WIDTH: tl.constexpr, BIAS: tl.constexpr):
+    mean = tl.sum(x, 0) / WIDTH
+    centred = tl.where(mask, x - mean, 0.0)
+    y = centred * tl.rsqrt(tl.sum(centred * centred, 0) / WIDTH + eps)
+    y *= tl.load(weight + cols, mask=mask, other=0.0).to(tl.float32)
+    if BIAS:
+        y += tl.load(bias + cols, mask=mask, other=0.0).to(tl.float32)
+    return y
+
+
+@triton.jit
+def _embed_layer_norm(
+    ids, positions, types, word, position, token_type, weight, bias, out, eps,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, POSITION: tl.constexpr, TYPE: tl.constexpr, IDS_OF_TYPE: tl.constexpr,
+    BIAS: tl.constexpr,
+):  # fmt: skip
+    t = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    mask = cols < WIDTH
+    i = tl.load(ids + t).to(tl.int64)
+    x = tl.load(word + i * WIDTH + cols, mask=mask, other=0.0).to(tl.float32)
+    if TYPE:
+        kind = tl.load(types + t).to(tl.int64) if IDS_OF_TYPE else 0
+        x += tl.load(token_type + kind * WIDTH + cols, mask=mask, other=0.0).to(tl.float32)
+    if POSITION:
+        p = tl.load(positions + t).to(tl.int64)
+        x += tl.load(position + p * WIDTH + cols, mask=mask, other=0.0).to(tl.float32)
+    y = _layer_norm(x, cols, mask, weight, bias, eps, WIDTH, BIAS)
+    tl.store(out + t * WIDTH + cols, y.to(out.dtype.element_ty), mask=mask)
+
+
+def embed_layer_norm(
+    ids: Tensor,
+    positions: Tensor,
+    token_types: Tensor | None,
+    word: Tensor,
+    position: Tensor | None,
+    token_type: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """LayerNorm(word[ids] + position[positions] + token_type[types]) -> [T, H]. Types None means all zero."""
+    width = word.shape[1]
+    out = word.new_empty(ids.shape[0], width)
+    block, warps = _row(width)
+    _embed_layer_norm[(ids.shape[0],)](
+        ids, positions, token_types, word, position, token_type, weight, bias, out, eps,
+        width, block, position is not None, token_type is not None, token_types is not None, bias is not None,
+        num_warps=warps,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _add_layer_norm(x, residual, weight, bias, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr):
+    t = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    mask = cols < WIDTH
+    s = tl.load(x + t * WIDTH + cols, mask=mask, other=0.0).to(tl.float32)
+    s += tl.load(residual + t * WIDTH + cols, mask=mask, other=0.0).to(tl.float32)
+    y = _layer_norm(s, cols, mask, weight, bias, eps, WIDTH, BIAS)
+    tl.store(out + t * WIDTH + cols, y.to(out.dtype.element_ty), mask=mask)
+
+
+def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """LayerNorm(x + residual) -> [T, H] (post-norm, BERT). x, residual: [T, H] contiguous."""
+    assert x.is_contiguous(), "add_layer_norm walks whole rows"
+    assert residual.is_contiguous(), "add_layer_norm walks whole rows"
+    rows, width = x.shape
+    out = torch.empty_like(x)
+    block, warps = _row(width)
+    _add_layer_norm[(rows,)](x, residual, weight, bias, out, eps, width, block, bias is not None, num_warps=warps)
+    return out
+
+
+@triton.jit
+def _rms_norm(x, residual, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr):
+    t = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    mask = cols < WIDTH
+    at = t * WIDTH + cols
+    f = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+    if ADD:
+        # The sum is rounded before the norm reads it: what the next layer sees is what was normed, as in the twin.
+        summed = (f + tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)).to(residual.dtype.element_ty)
+        tl.store(residual + at, summed, mask=mask)
+        f = summed.to(tl.float32)
+    y = f * tl.rsqrt(tl.sum(f * f, 0) / WIDTH + eps)
+    y *= tl.load(weight + cols, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + at, y.to(out.dtype.element_ty), mask=mask)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """weight * x / sqrt(mean(x^2) + eps) -> [T, H]. x: [T, H] contiguous."""
+    assert x.is_contiguous(), "rms_norm walks whole rows"
+    rows, width = x.shape
+    out = torch.empty_like(x)
+    block, warps = _row(width)
+    _rms_norm[(rows,)](x, None, weight, out, eps, width, block, False, num_warps=warps)
+    return out
+
+
+def add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """residual += x in place, then RMSNorm(residual) -> [T, H]. x, residual: [T, H] contiguous."""
+    assert x.is_contiguous(), "add_rms_norm_ walks whole rows"
+    assert residual.is_contiguous(), "add_rms_norm_ walks whole rows"
+    rows, width = x.shape
+    out = torch.empty_like(x)
+    block, warps = _row(width)
+    _rms_norm[(rows,)](x, residual, weight, out, eps, width, block, True, num_warps=warps)
+    return out
+
+
+@triton.jit
+def _qk_norm_rope(
+    qkv, q_weight, k_weight, cos, sin, positions, row_stride, eps,
+    Q_HEADS: tl.constexpr, ALL_HEADS: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    t = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK)
+    col = tl.arange(0, HALF_BLOCK)
+    in_half = col < HALF
+    mask = (head < ALL_HEADS)[:, None] & in_half[None, :]
+    first = qkv + t * row_stride + head[:, None] * (2 * HALF) + col[None, :]
+    a = tl.load(first, mask=mask, other=0.0).to(tl.float32)
+    b = tl.load(first + HALF, mask=mask, other=0.0).to(tl.float32)
+    if NORM:
+        scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * HALF) + eps)[:, None]
+        is_q = (head < Q_HEADS)[:, None]
+        qa = tl.load(q_weight + col, mask=in_half, other=0.0).to(tl.float32)[None, :]
+        qb = tl.load(q_weight + HALF + col, mask=in_half, other=0.0).to(tl.float32)[None, :]
+        ka = tl.load(k_weight + col, mask=in_half, other=0.0).to(tl.float32)[None, :]
+        kb = tl.load(k_weight + HALF + col, mask=in_half, other=0.0).to(tl.float32)[None, :]
+        a = a * scale * tl.where(is_q, qa, ka)
+        b = b * scale * tl.where(is_q, qb, kb)
+    p = tl.load(positions + t).to(tl.int64) * HALF
+    c = tl.load(cos + p + col, mask=in_half, other=0.0)[None, :]
+    s = tl.load(sin + p + col, mask=in_half, other=0.0)[None, :]
+    tl.store(first, (a * c - b * s).to(qkv.dtype.element_ty), mask=mask)
+    tl.store(first + HALF, (b * c + a * s).to(qkv.dtype.element_ty), mask=mask)
+
+
+def qk_norm_rope_(
+    qkv: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    eps: float,
+) -> None:
+    """Per-head RMSNorm (weights None: none) and rotary embedding of q and k, in place in qkv.
+
+    qkv: [T, (heads + 2 kv_heads) head_dim], rows may be strided. cos, sin: [positions, head_dim / 2] float32.
+    """
+    n, half = heads + kv_heads, head_dim // 2
+    norm = q_weight is not None and k_weight is not None
+    _qk_norm_rope[(qkv.shape[0], triton.cdiv(n, _HEADS))](
+        qkv, q_weight, k_weight, cos, sin, positions, qkv.stride(0), eps,
+        heads, n, half, triton.next_power_of_2(half), _HEADS, norm,
+        num_warps=max(1, head_dim // 64),
+    )  # fmt: skip
+
+
+@triton.jit
+def _gated_silu(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    t = tl.program_id(0).to(tl.int64)
+    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = cols < WIDTH
+    gate = tl.load(gate_up + t * (2 * WIDTH) + cols, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + t * (2 * WIDTH) + WIDTH + cols, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + t * WIDTH + cols, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=mask)
+
+
+def gated_silu(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up for gate_up [T, 2 I] contiguous, gate first -> [T, I]."""
+    assert gate_up.is_contiguous(), "gated_silu walks whole rows"
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty(rows, width)
+    _gated_silu[(rows, triton.cdiv(width, _FLAT))](gate_up, out, width, _FLAT, num_warps=4)
+    return out
+
+
+@triton.jit
+def _gelu(x, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < n
+    f = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+    y = 0.5 * f * (1.0 + tl.erf(f * 0.7071067811865476))
+    tl.store(x + at, y.to(x.dtype.element_ty), mask=mask)
+
+
+def gelu_(x: Tensor) -> Tensor:
+    """Exact (erf) GELU in place; x contiguous."""
+    assert x.is_contiguous(), "gelu_ walks memory, not rows"
+    _gelu[(triton.cdiv(x.numel(), _FLAT),)](x, x.numel(), _FLAT, num_warps=4)
+    return x

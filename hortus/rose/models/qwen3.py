@@ -1,0 +1,216 @@
+"""Qwen3: Qwen3-Embedding (causal, last token) and pplx-embed (bidirectional, mean), one trunk.
+
+RMSNorm before each block, a per-head RMSNorm on q and k before the rotary embedding, grouped-query attention, SwiGLU, a
+final norm (Qwen3 technical report, arXiv 2505.09388; transformers' Qwen3Model for the details). The two differ in one
+bit: whether a token sees those after it. The end token that Qwen3-Embedding appends is the tokenizer's matter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hortus.errors import StartError
+from hortus.rose.attention import Heads
+from hortus.rose.kernels.linear import Linear
+from hortus.rose.models import Family, Kit, Weights
+from hortus.rose.network import Inputs
+from hortus.types import Int32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Qwen3Spec:
+    """What config.json says, checked."""
+
+    model_type: str
+    hidden: int
+    layers: int
+    intermediate: int
+    vocab: int
+    heads: Heads
+    eps: float
+    theta: float
+    positions: int
+    """Longest sequence: rows of the rotary tables."""
+    bias: bool
+    """q, k, v and o projections have one."""
+
+
+def spec_from_config(config: dict[str, Any]) -> Qwen3Spec:
+    """config.json -> Qwen3Spec; StartError names the key that is missing or the feature we lack."""
+    model_type = config.get("model_type", "qwen3")
+
+    def whole(key: str) -> int:
+        value = config.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise StartError(f"config.json of {model_type}: {key} must be a positive whole number, not {value!r}")
+        return value
+
+    if (act := config.get("hidden_act", "silu")) != "silu":
+        raise StartError(f"config.json of {model_type}: hidden_act {act!r} is not supported; supported: silu")
+    kinds = set(config.get("layer_types") or ()) - {"full_attention"}
+    # A window in config.json counts only when use_sliding_window or a layer's type turns it on.
+    if kinds or (config.get("use_sliding_window") and config.get("sliding_window")):
+        raise StartError(
+            f"config.json of {model_type}: sliding-window or other attention kinds "
+            f"({', '.join(sorted(kinds)) or 'use_sliding_window'}) are not supported; supported: full_attention"
+        )
+    heads, kv_heads = whole("num_attention_heads"), whole("num_key_value_heads")
+    # Not hidden / heads: the 4B model has 32 heads of 128 on a hidden size of 2560.
+    head_dim = whole("head_dim") if config.get("head_dim") is not None else whole("hidden_size") // heads
+    if heads % kv_heads or head_dim % 2:
+        raise StartError(
+            f"config.json of {model_type}: {heads} heads must be a multiple of {kv_heads} key-value heads, "
+            f"and head_dim {head_dim} even"
+        )
+    return Qwen3Spec(
+        model_type=model_type,
+        hidden=whole("hidden_size"),
+        layers=whole("num_hidden_layers"),
+        intermediate=whole("intermediate_size"),
+        vocab=whole("vocab_size"),
+        heads=Heads(heads=heads, kv_heads=kv_heads, head_dim=head_dim, causal=_causal(config, model_type)),
+        eps=float(config.get("rms_norm_eps", 1e-6)),
+        theta=_theta(config, model_type),
+        positions=whole("max_position_embeddings"),
+        bias=bool(config.get("attention_bias", False)),
+    )
+
+
+def _causal(config: dict[str, Any], model_type: str) -> bool:
+    """Whether a token sees only those before it.
+
+    pplx-embed says use_bidirectional_attention; its model_type alone decides when the key is absent. Other fine-tunes say
+    is_causal, as transformers does.
+    """
+    both_ways = config.get("use_bidirectional_attention")
+    if both_ways is None:
+        both_ways = model_type == "bidirectional_pplx_qwen3" or config.get("is_causal") is False
+    return not both_ways
+
+
+def _theta(config: dict[str, Any], model_type: str) -> float:
+    """Base of the rotary frequencies: rope_parameters (transformers 5) or rope_theta and rope_scaling (4)."""
+    rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default":
+        raise StartError(f"config.json of {model_type}: rope type {kind!r} is not supported; supported: default")
+    if rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0:
+        raise StartError(f"config.json of {model_type}: partial_rotary_factor is not supported")
+    return float(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
+
+
+def shapes(spec: Qwen3Spec) -> dict[str, tuple[int, ...]]:
+    """Every tensor of the trunk by its checkpoint name without `model.`."""
+    h, d = spec.hidden, spec.heads.head_dim
+    q, kv = spec.heads.heads * d, spec.heads.kv_heads * d
+    found: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (spec.vocab, h), "norm.weight": (h,)}
+    for n in range(spec.layers):
+        at = f"layers.{n}."
+        found[at + "input_layernorm.weight"] = (h,)
+        found[at + "post_attention_layernorm.weight"] = (h,)
+        found[at + "self_attn.q_norm.weight"] = (d,)
+        found[at + "self_attn.k_norm.weight"] = (d,)
+        for name, out in (("q", q), ("k", kv), ("v", kv)):
+            found[f"{at}self_attn.{name}_proj.weight"] = (out, h)
+            if spec.bias:
+                found[f"{at}self_attn.{name}_proj.bias"] = (out,)
+        found[at + "self_attn.o_proj.weight"] = (h, q)
+        if spec.bias:
+            found[at + "self_attn.o_proj.bias"] = (h,)
+        found[at + "mlp.gate_proj.weight"] = (spec.intermediate, h)
+        found[at + "mlp.up_proj.weight"] = (spec.intermediate, h)
+        found[at + "mlp.down_proj.weight"] = (h, spec.intermediate)
+    return found
+
+
+def rotary_tables(theta: float, head_dim: int, positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(cos, sin), each [positions, head_dim / 2] float32: angle p / theta^(2 i / head_dim) (Su et al., arXiv 2104.09864)."""
+    frequency = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
+    angle = torch.outer(torch.arange(positions, dtype=torch.float32), frequency)
+    return angle.cos().to(device), angle.sin().to(device)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layer:
+    """One block's weights: norms [hidden] or [head_dim], and four matrices."""
+
+    input_norm: Tensor
+    qkv: Linear
+    q_norm: Tensor
+    k_norm: Tensor
+    o: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+class Qwen3:
+    """The trunk. Matrices that read the same input are one: qkv, and gate with up."""
+
+    def __init__(self, spec: Qwen3Spec, weights: Weights, kit: Kit) -> None:
+        self._spec, self._ops = spec, kit.ops
+        self._attention = kit.attention(spec.heads)
+        self._embed = weights.pop("embed_tokens.weight")
+        self._norm = weights.pop("norm.weight")
+        device = self._embed.device
+        self._cos, self._sin = rotary_tables(spec.theta, spec.heads.head_dim, spec.positions, device)
+        self._layers = [_layer(spec, weights, kit, f"layers.{n}.") for n in range(spec.layers)]
+
+    def plan(self, cu_seqlens_cpu: Int32, cu_seqlens: Tensor, max_seqlen: int) -> None:
+        self._attention.plan(cu_seqlens_cpu, cu_seqlens, max_seqlen)
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """[T, hidden] after the final norm."""
+        ops, eps = self._ops, self._spec.eps
+        h = self._spec.heads
+        residual = ops.embed(inputs.ids, self._embed)  # [T, hidden], updated in place by every add_rms_norm_
+        x = None
+        for layer in self._layers:
+            if x is None:
+                x = ops.rms_norm(residual, layer.input_norm, eps)
+            else:
+                x = ops.add_rms_norm_(x, residual, layer.input_norm, eps)
+            qkv = layer.qkv(x)  # [T, (heads + 2 kv_heads) head_dim]
+            ops.qk_norm_rope_(
+                qkv, layer.q_norm, layer.k_norm, self._cos, self._sin, inputs.positions,
+                h.heads, h.kv_heads, h.head_dim, eps,
+            )  # fmt: skip
+            q, k, v = torch.split(qkv.view(qkv.shape[0], -1, h.head_dim), [h.heads, h.kv_heads, h.kv_heads], 1)
+            x = layer.o(self._attention.run(q, k, v).flatten(1))
+            x = ops.add_rms_norm_(x, residual, layer.mlp_norm, eps)
+            x = layer.down(ops.gated_silu(layer.gate_up(x)))
+        out: Tensor = ops.add_rms_norm_(x, residual, self._norm, eps)
+        return out
+
+
+def _layer(spec: Qwen3Spec, weights: Weights, kit: Kit, at: str) -> Layer:
+    def joined(*names: str) -> Linear:
+        """One matrix from several of the same input, taken out of `weights`."""
+        weight = torch.cat([weights.pop(f"{at}{n}.weight") for n in names])
+        bias = torch.cat([weights.pop(f"{at}{n}.bias") for n in names]) if f"{at}{names[0]}.bias" in weights else None
+        return kit.linear(weight, bias)
+
+    return Layer(
+        input_norm=weights.pop(at + "input_layernorm.weight"),
+        qkv=joined("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        q_norm=weights.pop(at + "self_attn.q_norm.weight"),
+        k_norm=weights.pop(at + "self_attn.k_norm.weight"),
+        o=joined("self_attn.o_proj"),
+        mlp_norm=weights.pop(at + "post_attention_layernorm.weight"),
+        gate_up=joined("mlp.gate_proj", "mlp.up_proj"),
+        down=joined("mlp.down_proj"),
+    )
+
+
+FAMILY = Family(
+    spec_from_config=spec_from_config,
+    shapes=shapes,
+    build=Qwen3,
+    prefixes=("model.",),
+    ignored=(r"lm_head\..*", r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
+    refused_dtypes=(("float16", "activations overflow its range and become NaN; use bfloat16 or float32"),),
+)

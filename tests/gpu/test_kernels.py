@@ -1,0 +1,196 @@
+"""Every fused kernel against its twin: on a GPU, or under Triton's interpreter on the CPU (TRITON_INTERPRET=1).
+
+tests/unit/rose_gpu runs this same file the second way, so one set of tests holds both.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from hortus.rose.kernels import twin
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore:index_reduce.*beta"),
+]
+if INTERPRETED or torch.cuda.is_available():
+    from hortus.rose.kernels import fused
+
+DTYPES = [torch.float32, torch.bfloat16]
+# The interpreter takes about 10 ms a program, so its cases are small; the shapes that matter are the same.
+TOKENS = [1, 5] if INTERPRETED else [1, 5, 64, 130, 4099]
+FEW = 3 if INTERPRETED else 67
+HIDDEN = [384, 768, 1024, 2560]
+MODES = ["mean", "cls", "last", "max", "mean_sqrt_len", "weightedmean"]
+EPS = 1e-6
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape).to(DEVICE, dtype)
+
+
+def close(ours: torch.Tensor, truth: torch.Tensor) -> None:
+    """Within rounding of one value: the relative error of the whole, and no single value astray."""
+    assert ours.shape == truth.shape
+    assert ours.dtype == truth.dtype
+    exact = ours.dtype == torch.float32
+    tolerance = 2e-6 if exact else 6e-3
+    gap = (ours.float() - truth.float()).norm() / truth.float().norm().clamp(min=1e-30)
+    assert gap < tolerance, f"relative error {gap:.2e}"
+    torch.testing.assert_close(ours, truth, rtol=1e-4 if exact else 2e-2, atol=1e-5 if exact else 2e-2)
+
+
+def ids(tokens: int, most: int) -> torch.Tensor:
+    return torch.randint(most, (tokens,), dtype=torch.int32).to(DEVICE)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", HIDDEN)
+@pytest.mark.parametrize("tokens", TOKENS)
+def test_row_kernels(tokens, hidden, dtype):
+    x, residual = random(tokens, hidden, dtype=dtype), random(tokens, hidden, dtype=dtype)
+    weight, bias = random(hidden, dtype=dtype), random(hidden, dtype=dtype)
+    close(fused.rms_norm(x, weight, EPS), twin.rms_norm(x, weight, EPS))
+    for b in (bias, None):
+        close(fused.add_layer_norm(x, residual, weight, b, EPS), twin.add_layer_norm(x, residual, weight, b, EPS))
+    ours, truth = residual.clone(), residual.clone()
+    close(fused.add_rms_norm_(x, ours, weight, EPS), twin.add_rms_norm_(x, truth, weight, EPS))
+    if INTERPRETED:  # which cuts a bf16 short where the GPU rounds it
+        close(ours, truth)
+    else:
+        assert torch.equal(ours, truth)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", [384] if INTERPRETED else [384, 1024])
+def test_embeddings(hidden, dtype):
+    tokens = FEW
+    word, position, kind = (random(n, hidden, dtype=dtype) for n in (301, 128, 2))
+    weight, bias = random(hidden, dtype=dtype), random(hidden, dtype=dtype)
+    t, p, k = ids(tokens, 301), ids(tokens, 128), ids(tokens, 2)
+    assert torch.equal(fused.embed(t, word), twin.embed(t, word))
+    for types, table in ((None, None), (None, kind), (k, kind)):
+        for places in (position, None):
+            for b in (bias, None):
+                args = (t, p, types, word, places, table, weight, b, EPS)
+                close(fused.embed_layer_norm(*args), twin.embed_layer_norm(*args))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(16, 8, 128), (32, 8, 128), (12, 12, 64), (3, 1, 64)])
+@pytest.mark.parametrize("norm", [True, False])
+def test_qk_norm_rope(heads, kv_heads, head_dim, norm, dtype):
+    tokens = FEW
+    qkv = random(tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
+    q_weight, k_weight = (random(head_dim, dtype=dtype) if norm else None for _ in range(2))
+    angle = random(64, head_dim // 2)
+    at = ids(tokens, 64)
+    ours, truth = qkv.clone(), qkv.clone()
+    args = (q_weight, k_weight, angle.cos(), angle.sin(), at, heads, kv_heads, head_dim, EPS)
+    fused.qk_norm_rope_(ours, *args)
+    twin.qk_norm_rope_(truth, *args)
+    close(ours, truth)
+    v = (heads + kv_heads) * head_dim
+    assert torch.equal(ours[:, v:], qkv[:, v:]), "v is left alone"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [1536, 3072, 9728, 100])
+def test_activations(width, dtype):
+    x = random(FEW, 2 * width, dtype=dtype)
+    close(fused.gated_silu(x), twin.gated_silu(x))
+    x = random(FEW, width, dtype=dtype) * 3
+    close(fused.gelu_(x.clone()), twin.gelu_(x))
+
+
+BATCHES = {
+    "one token": [1],
+    "one text": [130],
+    "ragged": [3, 1, 70, 64, 65, 2],
+    "empty slots": [0, 5, 0, 9, 0, 0],
+    "all empty": [0, 0],
+    "long, in parts": [1500],
+    "skewed, in parts": [1, 1300, 0, 999],
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("lengths", list(BATCHES.values()), ids=list(BATCHES))
+def test_pool(lengths, dtype):
+    hidden = 100 if INTERPRETED else 384
+    cu = torch.tensor([0, *lengths]).cumsum(0).to(DEVICE, torch.int32)
+    # Rows of no sequence hold NaN: reading one shows.
+    x = torch.full((max(1, sum(lengths)) + 9, hidden), float("nan"), dtype=dtype, device=DEVICE)
+    x[: sum(lengths)] = random(sum(lengths), hidden, dtype=dtype)
+    for mode in MODES:
+        ours = fused.pool(x, cu, mode)
+        close(ours, twin.pool(x, cu, mode))
+        if not INTERPRETED:
+            assert torch.equal(ours, fused.pool(x, cu, mode)), "the same batch gives the same bits"
+
+
+def test_pool_keeps_a_nan():
+    """A broken row may not look whole: the answer is checked for NaN later, by row."""
+    x = random(12, 64)
+    x[5, 3] = float("nan")
+    cu = torch.tensor([0, 4, 12], dtype=torch.int32, device=DEVICE)
+    for mode in ("mean", "max", "mean_sqrt_len", "weightedmean"):
+        out = fused.pool(x, cu, mode)
+        assert out[1, 3].isnan()
+        assert out.isnan().sum() == 1
+
+
+def test_pool_of_a_view():
+    x = random(12, 256)[:, 64:192]
+    cu = torch.tensor([0, 4, 12], dtype=torch.int32, device=DEVICE)
+    for mode in MODES:
+        close(fused.pool(x, cu, mode), twin.pool(x, cu, mode))
+
+
+def test_more_elements_than_int32_counts():
+    """Row offsets are 64 bits wide; only a GPU has the memory and the speed to show it."""
+    if INTERPRETED:
+        pytest.skip("needs 13 GB of GPU memory")
+    rows, width = 2**31 // 3072 + 100, 3072
+    x = torch.zeros(rows, 2 * width, dtype=torch.bfloat16, device=DEVICE)
+    x[-1] = 1
+    last = fused.gated_silu(x)[-1]
+    close(last, twin.gated_silu(x[-1:])[0])
+    cu = torch.tensor([0, rows - 1, rows], dtype=torch.int32, device=DEVICE)
+    assert fused.pool(x, cu, "mean")[1].eq(1).all()
+
+
+@pytest.mark.skipif(INTERPRETED, reason="graphs need a CUDA device")
+def test_capture_and_replay_with_other_lengths():
+    tokens, hidden = 256, 1024
+    x, residual = random(tokens, hidden, dtype=torch.bfloat16), random(tokens, hidden, dtype=torch.bfloat16)
+    weight = random(hidden, dtype=torch.bfloat16)
+    cu = torch.tensor([0, 100, 200, 200, 256], dtype=torch.int32, device=DEVICE)
+
+    def step() -> list[torch.Tensor]:
+        y = fused.rms_norm(fused.gelu_(x + residual), weight, EPS)
+        return [fused.pool(y, cu, mode) for mode in MODES]
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        rows = step()
+    for lengths in ([256, 0, 0, 0], [1, 2, 3, 250], [64, 64, 64, 64]):
+        x.copy_(random(tokens, hidden, dtype=torch.bfloat16))
+        cu.copy_(torch.tensor([0, *lengths]).cumsum(0))
+        graph.replay()
+        y = twin.rms_norm(twin.gelu_(x + residual), weight, EPS)
+        for mode, ours in zip(MODES, rows, strict=True):
+            torch.testing.assert_close(ours, twin.pool(y, cu, mode), rtol=2e-2, atol=2e-2)
