@@ -135,7 +135,7 @@ class RoseConfig:
     attention: str = knob(
         "auto",
         "Attention backend. auto follows the measured table; a name forces one and fails at start if it cannot run.",
-        choices=("auto", "twin", "sdpa", "varlen", "fa4", "flashinfer_fa2", "flashinfer_fa3"),
+        choices=("auto", "twin", "varlen", "fa4", "flashinfer_fa2", "flashinfer_fa3"),
     )
     cuda_graphs: bool = knob(True, "Replay captured CUDA graphs for small steps. Turn off to find a fault.")
     graph_max_tokens: int = knob(
