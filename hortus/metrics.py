@@ -12,6 +12,7 @@ from hortus.errors import TABLE
 
 _SECONDS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64)
 _TOKENS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+DROP_REASONS = ("cancelled", "deadline_exceeded", "overloaded", "draining", "not_ready", "engine_error")
 _COUNT = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -58,7 +59,7 @@ class Metrics:
 
         for code in ("ok", *TABLE):
             self.requests.labels(code)
-        for reason in ("cancelled", "deadline_exceeded", "overloaded", "draining"):
+        for reason in DROP_REASONS:
             self.dropped.labels(reason)
         for how in ("eager", "capture", "replay"):
             self.graph_steps.labels(how)

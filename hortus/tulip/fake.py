@@ -16,6 +16,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from hortus.folder import ModelFolder
 from hortus.types import Float32, ModelInfo, TokenBatch
 
 
@@ -35,12 +36,13 @@ def fake_rows(batch: TokenBatch, width: int) -> Float32:
     odd = np.frombuffer(b"".join(seeds), "<u8") | np.uint64(1)
     products = odd[:, None] * _factors(width)
     scale = np.float32((3.0 / width) ** 0.5 / 2**31)
-    return np.multiply(products.view("<i4")[:, 1::2], scale, dtype=np.float32)
+    rows: Float32 = np.multiply(products.view("<i4")[:, 1::2], scale, dtype=np.float32)
+    return rows
 
 
 @cache
 def _factors(width: int) -> npt.NDArray[np.uint64]:
-    return np.random.Generator(np.random.PCG64(width)).integers(2**63, size=width, dtype=np.uint64) | np.uint64(1)
+    return np.random.PCG64(width).random_raw(width) | np.uint64(1)
 
 
 class FakeEngine:
@@ -91,6 +93,20 @@ class FakeEngine:
         self._free_at = 0.0
         self._released = threading.Event()
         self._released.set()
+
+    @classmethod
+    def like(cls, folder: ModelFolder, *, delay_s: float = 0.0, asynchronous: bool = True) -> FakeEngine:
+        """A fake with the name, the width, the limits and the normalising of the model in `folder`."""
+        dense = [m.config["out_features"] for m in folder.modules if m.kind == "Dense" and "out_features" in m.config]
+        return cls(
+            width=int(dense[-1] if dense else folder.config.get("hidden_size", 384)),
+            vocab_size=int(folder.config.get("vocab_size", 30522)),
+            max_tokens=folder.max_tokens,
+            delay_s=delay_s,
+            asynchronous=asynchronous,
+            name=folder.name,
+            normalize=any(m.kind == "Normalize" for m in folder.modules),
+        )
 
     @property
     def info(self) -> ModelInfo:
