@@ -24,7 +24,7 @@ if INTERPRETED or torch.cuda.is_available():
 
 DTYPES = [torch.float32, torch.bfloat16]
 # The interpreter takes about 10 ms a program, so its cases are small; the shapes that matter are the same.
-TOKENS = [1, 5] if INTERPRETED else [1, 5, 64, 130, 4099]
+TOKENS = [3] if INTERPRETED else [1, 5, 64, 130, 4099]
 FEW = 3 if INTERPRETED else 67
 HIDDEN = [384, 768, 1024, 2560]
 MODES = ["mean", "cls", "last", "max", "mean_sqrt_len", "weightedmean"]
@@ -128,7 +128,7 @@ BATCHES = {
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lengths", list(BATCHES.values()), ids=list(BATCHES))
 def test_pool(lengths, dtype):
-    hidden = 100 if INTERPRETED else 384
+    hidden = 384 if not INTERPRETED else 100 if sum(lengths) < 1000 else 24
     cu = torch.tensor([0, *lengths]).cumsum(0).to(DEVICE, torch.int32)
     # Rows of no sequence hold NaN: reading one shows.
     x = torch.full((max(1, sum(lengths)) + 9, hidden), float("nan"), dtype=dtype, device=DEVICE)

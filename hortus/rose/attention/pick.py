@@ -22,7 +22,7 @@ from hortus.types import Int32
 log = logging.getLogger(__name__)
 
 CAPTURABLE = ("fa4", "varlen")
-"""Backends whose calls read lengths on the device alone."""
+"""Backends whose calls read lengths on the device alone, the better first."""
 
 
 def refusals(heads: Heads, gpu: Gpu, dtype: torch.dtype) -> dict[str, str | None]:
@@ -52,7 +52,8 @@ def allowed(wanted: str, refused: dict[str, str | None], graph_max_tokens: int) 
             )
         return [wanted], [wanted]
     able = [name for name, why in refused.items() if why is None and name != "twin"] or ["twin"]
-    in_graph = [name for name in able if name in CAPTURABLE]
+    # One and not several in graphs: FlashAttention 4 was never more than 1 us behind, and shapes stay few.
+    in_graph = [name for name in CAPTURABLE if name in able][:1]
     if graph_max_tokens and not in_graph:
         whys = "; ".join(f"{name} {why}" for name, why in refused.items() if why)
         raise StartError(f"no attention backend can run in CUDA graphs here ({whys}): add --cuda-graphs false")
@@ -79,6 +80,11 @@ class Picked:
         self._choices: dict[tuple[int, int], Choice] = {}
         self._now: Attention | None = None
         self._rows = 0
+
+    @property
+    def longest_matters(self) -> bool:
+        """Whether a graph's backend relies on max_seqlen; without, one graph serves all lengths."""
+        return self._in_graph != ["fa4"]
 
     @property
     def name(self) -> str:

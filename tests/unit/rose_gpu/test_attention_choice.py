@@ -1,0 +1,121 @@
+"""The pure parts of picking an attention backend: the table, what may run, and the messages."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from hortus.errors import StartError
+from hortus.rose.attention import Heads, fa4, flashinfer, varlen
+from hortus.rose.attention.choose import Gpu, choose
+from hortus.rose.attention.measured import TABLE, Row
+from hortus.rose.attention.pick import Picked, allowed, refusals
+
+H200 = Gpu("NVIDIA H200", (9, 0))
+QWEN = Heads(heads=16, kv_heads=8, head_dim=128)
+ALL = ("fa4", "varlen", "flashinfer_fa3", "flashinfer_fa2")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "longest", "best"),
+    [(128, 128, "fa4"), (512, 512, "fa4"), (4096, 4096, "fa4"), (51200, 512, "flashinfer_fa3"), (32768, 32768, "fa4")],
+)
+def test_the_table_decides(tokens, longest, best):
+    choice = choose(TABLE, H200, QWEN, tokens, longest, ALL)
+    assert choice.name == best
+    assert "NVIDIA H200" in choice.reason
+    assert f"{tokens} tokens" in choice.reason
+
+
+def test_only_what_is_available_is_chosen():
+    assert choose(TABLE, H200, QWEN, 51200, 512, ["varlen", "fa4"]).name == "fa4"
+    assert choose(TABLE, H200, QWEN, 51200, 512, ["varlen"]).name == "varlen"
+    assert choose(TABLE, H200, QWEN, 51200, 512, ["twin"]).reason.startswith("twin: not measured")
+
+
+def test_nearest_row_by_gpu_then_heads_then_size():
+    table = [
+        Row("A", 16, 8, 128, 512, 512, {"fa4": 1, "varlen": 2}),
+        Row("A", 16, 8, 64, 512, 512, {"fa4": 2, "varlen": 1}),
+        Row("A", 16, 8, 128, 65536, 512, {"fa4": 9, "varlen": 3}),
+        Row("B", 16, 8, 128, 512, 512, {"fa4": 5, "varlen": 4}),
+    ]
+    a, b, new = Gpu("A", (9, 0)), Gpu("B", (9, 0)), Gpu("C", (9, 0))
+    assert choose(table, a, QWEN, 700, 300, ALL).name == "fa4"
+    assert choose(table, a, QWEN, 30000, 512, ALL).name == "varlen"
+    assert choose(table, a, Heads(heads=12, kv_heads=12, head_dim=64), 700, 300, ALL).name == "varlen"
+    assert choose(table, b, QWEN, 65536, 512, ALL).name == "varlen"
+    assert "on A" in choose(table, new, QWEN, 700, 300, ALL).reason
+
+
+def test_refusals_name_the_reason():
+    turing, ampere = Gpu("Tesla T4", (7, 5)), Gpu("NVIDIA A100", (8, 0))
+    odd = Heads(heads=4, kv_heads=4, head_dim=36)
+    assert "Tesla T4 has 7.5" in (varlen.refuse(QWEN, turing, torch.float16) or "")
+    assert "not torch.float32" in (varlen.refuse(QWEN, H200, torch.float32) or "")
+    assert "not 36" in (varlen.refuse(odd, H200, torch.bfloat16) or "")
+    assert varlen.refuse(QWEN, ampere, torch.bfloat16) is None
+    assert "Hopper or Blackwell" in (fa4.refuse(QWEN, ampere, torch.bfloat16) or "")
+    assert "needs Hopper" in (flashinfer.refuse("fa3", QWEN, ampere, torch.bfloat16) or "")
+    window = Heads(heads=4, kv_heads=4, head_dim=64, window=8)
+    assert "both sides" in (flashinfer.refuse("fa2", window, ampere, torch.bfloat16) or "")
+
+
+def test_missing_packages_are_refused_with_the_extra_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "hortus[gpu]" in (fa4.refuse(QWEN, H200, torch.bfloat16) or "")
+    assert "hortus[gpu]" in (flashinfer.refuse("fa2", QWEN, H200, torch.bfloat16) or "")
+    assert refusals(QWEN, H200, torch.bfloat16)["varlen"] is None
+
+
+def test_what_may_run():
+    every = dict.fromkeys((*ALL, "twin"))
+    assert allowed("auto", every, 4096) == (["fa4"], [*ALL])
+    assert allowed("varlen", every, 4096) == (["varlen"], ["varlen"])
+    assert allowed("flashinfer_fa3", every, 0) == (["flashinfer_fa3"], ["flashinfer_fa3"])
+    none = {**dict.fromkeys(ALL, "needs bfloat16"), "twin": None}
+    assert allowed("auto", none, 0) == (["twin"], ["twin"])
+    with pytest.raises(StartError, match=r"needs bfloat16.*--cuda-graphs false"):
+        allowed("auto", none, 4096)
+    with pytest.raises(StartError, match="--attention flashinfer_fa2 works on the host.*--graph-max-tokens"):
+        allowed("flashinfer_fa2", every, 4096)
+    with pytest.raises(StartError, match="--attention twin"):
+        allowed("twin", every, 4096)
+    with pytest.raises(StartError, match="--attention fa4 cannot run here: it needs bfloat16"):
+        allowed("fa4", none, 0)
+
+
+class Noted:
+    """A backend that notes its calls."""
+
+    def __init__(self, name: str, notes: list[str]) -> None:
+        self.name, self._notes = name, notes
+
+    def plan(self, cu_seqlens_cpu, cu_seqlens, max_seqlen):
+        self._notes.append(f"{self.name} {cu_seqlens_cpu[-1]}")
+
+    def run(self, q, k, v):
+        return q
+
+
+def test_picked_takes_the_tables_choice_a_step():
+    notes: list[str] = []
+    picked = Picked(
+        gpu=H200,
+        heads=QWEN,
+        in_graph=["fa4"],
+        eager=list(ALL),
+        graph_max_tokens=4096,
+        make=lambda name: Noted(name, notes),
+    )
+    for lengths in ([100], [512] * 8, [512] * 100, [20000]):
+        cu = np.cumsum([0, *lengths]).astype(np.int32)
+        picked.plan(cu, torch.from_numpy(cu), max(lengths))
+        q = torch.zeros(int(cu[-1]), 1, 1)
+        assert picked.run(q, q, q) is q
+    assert notes == ["fa4 100", "fa4 4096", "flashinfer_fa3 51200", "fa4 20000"]
+    assert not picked.longest_matters
+    assert "H200" in picked.describe()
+    with pytest.raises(AssertionError, match="every row belongs to a sequence"):
+        picked.run(q[1:], q, q)
