@@ -1,0 +1,59 @@
+"""A real trunk through the engine: padding rows and slots change no row."""
+
+import numpy as np
+import torch
+from fake_device import FakeDevice, random_batch
+
+from hortus.bench import reference
+from hortus.config import RoseConfig
+from hortus.rose.attention.twin import TwinAttention
+from hortus.rose.gpu import GpuEngine
+from hortus.rose.kernels import twin
+from hortus.rose.kernels.linear import plain
+from hortus.rose.models import Kit
+from hortus.rose.models.qwen3 import FAMILY
+from hortus.rose.network import Inputs
+from hortus.types import ModelInfo
+
+SHAPE = reference.SHAPES["tiny"]
+
+
+class MeanOfTrunk:
+    width = SHAPE.hidden
+    longest_matters = True
+
+    def __init__(self):
+        spec = FAMILY.spec_from_config(reference.config_json(SHAPE, causal=False))
+        torch.manual_seed(0)
+        weights = {name: torch.randn(shape) * 0.2 for name, shape in FAMILY.shapes(spec).items()}
+        self._trunk = FAMILY.build(spec, weights, Kit(twin, plain, TwinAttention))
+        self.plan = self._trunk.plan
+
+    def forward(self, inputs):
+        return twin.pool(self._trunk.forward(inputs), inputs.cu_seqlens, "mean")
+
+
+class Now(FakeDevice):
+    """Runs at once: the twin attention plans on the host, so a step cannot wait for its turn."""
+
+    def enqueue(self, what, work):
+        super().enqueue(what, work)
+        self.advance()
+
+
+def test_padding_changes_no_row():
+    network = MeanOfTrunk()
+    info = ModelInfo(name="t", width=SHAPE.hidden, max_tokens=512, vocab_size=SHAPE.vocab)
+    engine = GpuEngine(network, info, RoseConfig(cuda_graphs=False), device=Now(), step_tokens=256)
+    rng = np.random.default_rng(0)
+    for lengths in ([1], [64], [3, 70, 1], [30] * 9, [300, 2, 90]):
+        batch = random_batch(rng, lengths)
+        batch.ids[:] %= SHAPE.vocab
+        rows = engine.step(batch).result()
+        for i in range(len(batch)):
+            one = batch.slice(i, i + 1)
+            n, cu = one.total_tokens, torch.from_numpy(one.cu_seqlens)
+            with torch.inference_mode():
+                network.plan(one.cu_seqlens, cu, n)
+                want = network.forward(Inputs(torch.from_numpy(one.ids), torch.arange(n, dtype=torch.int32), None, cu))
+            np.testing.assert_allclose(rows[i : i + 1], want.numpy(), atol=1e-5)
