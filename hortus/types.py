@@ -59,8 +59,7 @@ class TokenBatch:
     @classmethod
     def of(cls, sequences: Sequence[Sequence[int]]) -> TokenBatch:
         """Pack lists of ids."""
-        cu = np.zeros(len(sequences) + 1, np.int32)
-        np.cumsum([len(s) for s in sequences], out=cu[1:])
+        cu = np.array([*accumulate(map(len, sequences), initial=0)], np.int32)
         ids = np.fromiter(chain.from_iterable(sequences), np.int32, int(cu[-1]))
         return cls(ids, cu)
 

@@ -143,8 +143,9 @@ class App:
         try:
             handler = self._find(request)
             if request.method == "POST":
-                await request.read(self.config.max_body_bytes, self.config.timeout_s)
                 watch = _Watch(request, self.config.timeout_s)
+                await request.read(self.config.max_body_bytes)
+                watch.body_is_in()
             answer = await handler(request)
             if request.method == "POST" and self._readiness is not None:
                 self._readiness.answered()
@@ -199,8 +200,18 @@ class _Watch:
         self.why: RequestError | None = None
         self._request, self._timeout_s = request, timeout_s
         self._watcher: asyncio.Task[None] | None = None
-        left = request.deadline - time.monotonic()
-        self._timer = asyncio.get_running_loop().call_later(min(WATCH_AFTER_S, max(left, 0)), self._start)
+        self._loop = asyncio.get_running_loop()
+        # Until the body is in, its reader hears of a client that leaves; only time has to be watched.
+        self._timer = self._loop.call_later(timeout_s, self._body_late)
+
+    def body_is_in(self) -> None:
+        """From here on the client is watched too."""
+        self._timer.cancel()
+        self._timer = self._loop.call_later(min(WATCH_AFTER_S, self._timeout_s), self._start)
+
+    def _body_late(self) -> None:
+        self.why = DeadlineExceeded(f"the body had not all arrived after {self._timeout_s:g} s (--timeout-s)")
+        self.task.cancel()
 
     def _start(self) -> None:
         self._watcher = asyncio.create_task(self._run())

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hortus.errors import BodyTooLarge, Cancelled, DeadlineExceeded, InvalidInput
+from hortus.errors import BodyTooLarge, Cancelled, InvalidInput
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -63,11 +63,11 @@ class Request:
             elif name == b"content-encoding" and value.lower() != b"identity":
                 self._encoding = value
 
-    async def read(self, limit: int, timeout_s: float) -> None:
-        """Take in the whole body.
+    async def read(self, limit: int) -> None:
+        """Take in the whole body. The caller bounds the wait.
 
         limit: bytes, whether the client says the length or sends chunks. Raises BodyTooLarge; InvalidInput for a
-        compressed body; DeadlineExceeded when it has not all come in time; Cancelled when the client has gone.
+        compressed body; Cancelled when the client has gone.
         """
         if self._length is not None and self._length > limit:
             raise _too_large(f"{self._length} bytes", limit)
@@ -77,20 +77,16 @@ class Request:
             )
         parts: list[bytes] = []
         size, more = 0, True
-        try:
-            async with asyncio.timeout(timeout_s):
-                while more:
-                    message = await self._receive()
-                    if message["type"] == "http.disconnect":
-                        raise Cancelled("the client went away before its body was complete")
-                    part = message.get("body", b"")
-                    self.body_left = more = message.get("more_body", False)
-                    size += len(part)
-                    if size > limit:
-                        raise _too_large(f"more than {limit} bytes", limit)
-                    parts.append(part)
-        except TimeoutError:
-            raise DeadlineExceeded(f"the body had not all arrived after {timeout_s:g} s (--timeout-s)") from None
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise Cancelled("the client went away before its body was complete")
+            part = message.get("body", b"")
+            self.body_left = more = message.get("more_body", False)
+            size += len(part)
+            if size > limit:
+                raise _too_large(f"more than {limit} bytes", limit)
+            parts.append(part)
         self.body = parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def discard(self) -> None:

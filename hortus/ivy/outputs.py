@@ -38,8 +38,10 @@ def finish(rows: Float32, dimensions: int | None, normalize: bool) -> Float32:
     if dimensions is not None and dimensions < rows.shape[1]:
         rows = rows[:, :dimensions]
     if normalize:
-        norms = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
-        rows = (rows / np.maximum(norms, EPSILON)[:, None]).astype(np.float32)
+        wide = rows.astype(np.float64)
+        norms = np.sqrt(np.vecdot(wide, wide))
+        wide /= np.maximum(norms, EPSILON)[:, None]
+        rows = wide.astype(np.float32)
     return rows
 
 
