@@ -78,7 +78,7 @@ def test_what_may_run():
     assert allowed("auto", none, 0) == (["twin"], ["twin"])
     with pytest.raises(StartError, match=r"needs bfloat16.*--cuda-graphs false"):
         allowed("auto", none, 4096)
-    with pytest.raises(StartError, match="--attention flashinfer_fa2 works on the host.*--graph-max-tokens"):
+    with pytest.raises(StartError, match=r"--attention flashinfer_fa2 works on the host.*--graph-max-tokens"):
         allowed("flashinfer_fa2", every, 4096)
     with pytest.raises(StartError, match="--attention twin"):
         allowed("twin", every, 4096)

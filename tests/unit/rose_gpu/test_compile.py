@@ -1,0 +1,69 @@
+"""The Triton kernels compile for Hopper, on a machine without a GPU, and their PTX moves 16 bytes a thread."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+triton = pytest.importorskip("triton")
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from hortus.rose.kernels import fused, pooling  # noqa: E402
+
+pytestmark = pytest.mark.skipif(
+    triton.knobs.runtime.interpret, reason="TRITON_INTERPRET=1 leaves nothing to compile in this process"
+)
+POINTERS = {"ids": "*i32", "positions": "*i32", "types": "*i32", "cu": "*i32", "cos": "*fp32", "sin": "*fp32"}
+SCALARS = {"eps": "fp32", "n": "i32", "row_stride": "i32"}
+NORM = {"WIDTH": 1024, "BLOCK": 1024}
+KERNELS = {
+    "embed": (fused._embed, NORM, 4),
+    "embed_layer_norm": (
+        fused._embed_layer_norm,
+        {"WIDTH": 384, "BLOCK": 512, "POSITION": True, "TYPE": True, "IDS_OF_TYPE": True, "BIAS": True},
+        2,
+    ),
+    "add_layer_norm": (fused._add_layer_norm, {"WIDTH": 384, "BLOCK": 512, "BIAS": True}, 2),
+    "rms_norm": (fused._rms_norm, {**NORM, "ADD": False, "residual": None}, 4),
+    "add_rms_norm": (fused._rms_norm, {**NORM, "ADD": True}, 4),
+    "add_rms_norm 2560": (fused._rms_norm, {"WIDTH": 2560, "BLOCK": 4096, "ADD": True}, 16),
+    "qk_norm_rope": (
+        fused._qk_norm_rope,
+        {"Q_HEADS": 16, "ALL_HEADS": 24, "HALF": 64, "HALF_BLOCK": 64, "HEAD_BLOCK": 8, "NORM": True},
+        2,
+    ),
+    "gated_silu": (fused._gated_silu, {"WIDTH": 3072, "BLOCK": 1024}, 4),
+    "gelu": (fused._gelu, {"BLOCK": 1024}, 4),
+    "pick": (pooling._pick, {"WIDTH": 1024, "BLOCK": 256, "LAST": True}, 1),
+    "reduce mean": (pooling._reduce, {"WIDTH": 1024, "ROWS": 64, "COLS": 64, "PARTS": 1, "MODE": 0}, 4),
+    "reduce max": (pooling._reduce, {"WIDTH": 1024, "ROWS": 64, "COLS": 64, "PARTS": 16, "MODE": 3}, 4),
+    "reduce weighted": (pooling._reduce, {"WIDTH": 1024, "ROWS": 64, "COLS": 64, "PARTS": 1, "MODE": 2}, 4),
+    "join": (pooling._join, {"WIDTH": 1024, "BLOCK": 64, "PARTS": 16, "MODE": 0}, 2),
+}
+
+
+@pytest.mark.parametrize("name", list(KERNELS))
+def test_compiles_with_wide_accesses(name):
+    kernel, constants, warps = KERNELS[name]
+    floats = {"out", "parts"} if kernel.__name__ in ("_pick", "_reduce", "_join") else set()
+    signature, divisible = {}, {}
+    for at, argument in enumerate(kernel.arg_names):
+        if argument in constants:
+            signature[argument] = "constexpr"
+            continue
+        bf16 = "*fp32" if argument in floats else "*bf16"
+        signature[argument] = SCALARS.get(argument) or POINTERS.get(argument, bf16)
+        if argument != "eps":  # as torch's tensors are, and sizes that are multiples of 16
+            divisible[(at,)] = [["tt.divisibility", 16]]
+    built = triton.compile(
+        ASTSource(kernel, signature, constants, divisible),
+        target=GPUTarget("cuda", 90, 32),
+        options={"num_warps": warps},
+    )
+    ptx = built.asm["ptx"]
+    wide = re.findall(r"\b(?:ld|st)\.global(?:\.\w+)*\.(?:v4\.b32|v2\.b64)\b", ptx)
+    assert wide, f"no 16-byte access: {sorted(set(re.findall(r'(?:ld|st).global[.a-z0-9:]*', ptx)))}"
+    assert ".local" not in ptx, "spilled to local memory"
