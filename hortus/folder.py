@@ -7,10 +7,12 @@ Ivy (prompts, length limit, where the tokenizer is) and ROSE (config, modules), 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hortus import hub
 from hortus.errors import StartError
 
 ST_CONFIGS = (
@@ -53,6 +55,8 @@ class ModelFolder:
     default_prompt_name: str | None = None
     max_tokens: int = 512
     """Longest input in tokens, special ones included, as sentence-transformers applies it."""
+    truncate_dim: int | None = None
+    """Values a row that sentence-transformers keeps when not told otherwise (after Normalize, not normalised again)."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -66,3 +70,152 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise StartError(f"{path}: expected a JSON object")
     return value
+
+
+KINDS = ("Transformer", "Pooling", "Dense", "Normalize", "Dropout", "FlexibleQuantizer")
+"""Modules we know. FlexibleQuantizer is pplx-embed's own file: quantising is done at output, the file is never run."""
+
+_OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "mpnet", "data2vec-text")
+"""Families whose first token has position pad_token_id + 1, so that many rows of the position table are never used."""
+
+_NO_LIMIT = 10**9
+"""tokenizer_config.json says "no limit" by a number as large as 1e30."""
+
+
+def open_folder(
+    model: str,
+    *,
+    revision: str | None = None,
+    cache_dir: str | None = None,
+    offline: bool = False,
+    token: str | None = None,
+    served_name: str | None = None,
+    max_length: int | None = None,
+    weights: bool = True,
+) -> ModelFolder:
+    """Open a local folder, or a hub id after fetching it.
+
+    model: a folder, or a hub id such as `org/name`. weights: False fetches only the small files (a gateway needs no
+    more). The other arguments are RoseConfig's. Raises StartError, which says what to do.
+    """
+    place = Path(model).expanduser()
+    if place.is_dir():
+        path = place.resolve()
+        name = path.name
+    elif place.is_file():
+        raise StartError(f"{model}: a file; give the model's folder (the one that holds config.json)")
+    elif re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", model):
+        path = hub.fetch(model, revision=revision, cache_dir=cache_dir, offline=offline, token=token, weights=weights)
+        name = model
+    else:
+        raise StartError(f"{model}: no such folder, and not a hub id (those look like org/name)")
+    return _describe(path, served_name or name, max_length)
+
+
+def _describe(path: Path, name: str, max_length: int | None) -> ModelFolder:
+    """Read the small files of a folder that is on disk."""
+    modules = read_modules(path)
+    transformer = modules[0].path if modules else path
+    config = read_json(transformer / "config.json")
+    if not config:
+        raise StartError(f"{transformer}: no config.json; is this a model folder in Hugging Face's layout?")
+    described = read_json(path / "config_sentence_transformers.json")
+    prompts = described.get("prompts") or {}
+    default = described.get("default_prompt_name")
+    if not isinstance(prompts, dict) or not all(isinstance(p, str | None) for p in prompts.values()):
+        raise StartError(f"{path / 'config_sentence_transformers.json'}: prompts must map names to texts")
+    if default is not None and default not in prompts:
+        raise StartError(
+            f"{path / 'config_sentence_transformers.json'}: default_prompt_name {default!r} is not one of the prompts "
+            f"({', '.join(map(repr, prompts)) or 'there are none'})"
+        )
+    limit, why = length_limit(
+        config,
+        # Without modules.json sentence-transformers makes its own modules and does not read this file.
+        transformer_settings(transformer) if modules else {},
+        read_json(transformer / "tokenizer_config.json"),
+    )
+    if max_length is not None and max_length > limit:
+        raise StartError(f"--max-length {max_length}: the model takes at most {limit} tokens ({why})")
+    truncate = described.get("truncate_dim")
+    return ModelFolder(
+        path=path,
+        name=name,
+        revision=path.name if re.fullmatch(r"[0-9a-f]{40}", path.name) else None,
+        transformer=transformer,
+        config=config,
+        modules=modules,
+        prompts={key: text or "" for key, text in prompts.items()},
+        default_prompt_name=default,
+        max_tokens=max_length or limit,
+        truncate_dim=truncate if isinstance(truncate, int) else None,
+    )
+
+
+def read_modules(path: Path) -> tuple[Module, ...]:
+    """modules.json in its order, () when there is none; StartError names what we cannot serve."""
+    file = path / "modules.json"
+    if not file.is_file():
+        return ()
+    try:
+        listed = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as e:
+        raise StartError(f"{file}: not valid JSON ({e})") from None
+    if not isinstance(listed, list) or not all(
+        isinstance(m, dict) and isinstance(m.get("type"), str) and isinstance(m.get("path", ""), str) for m in listed
+    ):
+        raise StartError(f"{file}: expected a list of modules, each with a type and a path")
+    modules = []
+    for at, entry in enumerate(listed):
+        origin, _, kind = entry["type"].rpartition(".")
+        what = f"{file}: module {at} ({entry.get('name', at)}) of type {entry['type']}"
+        if origin.split(".")[0] != "sentence_transformers" and entry["type"] != "st_quantize.FlexibleQuantizer":
+            raise StartError(f"{what} is the model's own code, which is never run; supported: {', '.join(KINDS)}")
+        if kind not in KINDS:
+            raise StartError(f"{what} is not supported; supported: {', '.join(KINDS)}")
+        inside = Path(entry.get("path", ""))
+        if inside.is_absolute() or ".." in inside.parts:
+            raise StartError(f"{what}: path {str(inside)!r} leaves the model folder")
+        here = path / inside
+        # The quantizer's path is the model's own folder: that config.json is not the quantizer's.
+        own = read_json(here / "config.json") if kind in ("Pooling", "Dense", "Normalize") and inside.parts else {}
+        modules.append(Module(kind, here, own))
+    if not modules or modules[0].kind != "Transformer":
+        raise StartError(f"{file}: the first module must be a Transformer")
+    return tuple(modules)
+
+
+def transformer_settings(transformer: Path) -> dict[str, Any]:
+    """sentence_bert_config.json of the Transformer module, by whichever of its names; {} when there is none."""
+    for name in ST_CONFIGS:
+        if found := read_json(transformer / name):
+            task = found.get("transformer_task", "feature-extraction")
+            if task != "feature-extraction":
+                raise StartError(f"{transformer / name}: transformer_task {task!r} is not supported")
+            return found
+    return {}
+
+
+def length_limit(config: dict[str, Any], settings: dict[str, Any], tokenizer: dict[str, Any]) -> tuple[int, str]:
+    """(longest input in tokens, which file says so), by sentence-transformers' rule. Pure.
+
+    config: config.json. settings: sentence_bert_config.json. tokenizer: tokenizer_config.json. Also never more tokens
+    than there are positions: sentence-transformers would fail on those.
+    """
+
+    def number(value: object) -> int | None:
+        return int(value) if isinstance(value, int | float) and 0 < value < _NO_LIMIT else None
+
+    positions = number(config.get("max_position_embeddings"))
+    if positions is not None and config.get("model_type") in _OFFSET_POSITIONS:
+        pad = config.get("pad_token_id")
+        positions -= (pad if isinstance(pad, int) else 1) + 1
+    arguments = settings.get("processor_kwargs") or settings.get("tokenizer_args") or {}
+    found = []
+    if (wanted := number(arguments.get("model_max_length"))) or (wanted := number(settings.get("max_seq_length"))):
+        found.append((wanted, "sentence_bert_config.json"))
+    elif wanted := number(tokenizer.get("model_max_length")):
+        found.append((wanted, "model_max_length of tokenizer_config.json"))
+    if positions is not None:
+        found.append((positions, "max_position_embeddings of config.json"))
+    return min(found, default=(512, "no file of the model gives a limit"))

@@ -1,0 +1,77 @@
+"""Attention in plain PyTorch: the CPU's backend, and the truth for the others.
+
+Sequences of one length that lie next to each other are one [n, heads, L, d] view of the packed rows, so nothing is
+padded, masked or copied, and a sequence's result cannot depend on its neighbours. The CPU engine sorts its batches by
+length to make such runs long. Not meant for speed on a GPU.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hortus.rose.attention import Heads
+from hortus.types import Int32
+
+
+class TwinAttention:
+    name = "twin"
+
+    def __init__(self, heads: Heads) -> None:
+        self._heads = heads
+        self._runs: list[tuple[int, int, int]] = []
+        """(first token, sequences, length) of each run of equal lengths; empty sequences left out."""
+        self._masks: dict[int, Tensor] = {}
+        """length -> window mask, for this batch."""
+
+    def plan(self, cu_seqlens_cpu: Int32, cu_seqlens: Tensor, max_seqlen: int) -> None:
+        self._runs = runs(cu_seqlens_cpu.tolist())
+        self._masks = {}
+        if (window := self._heads.window) is not None:
+            for _, _, length in self._runs:
+                if length not in self._masks:
+                    at = torch.arange(length, device=cu_seqlens.device)
+                    gap = at[:, None] - at[None, :]
+                    self._masks[length] = (gap.abs() <= window) & ((gap >= 0) | (not self._heads.causal))
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        h = self._heads
+        if len(self._runs) == 1 and self._runs[0][1] * self._runs[0][2] == q.shape[0]:
+            return self._dense(q, k, v, self._runs[0][1], self._runs[0][2])
+        out = q.new_zeros(q.shape) if not self._runs else q.new_empty(q.shape)
+        end = 0
+        for start, count, length in self._runs:
+            end = start + count * length
+            out[start:end] = self._dense(q[start:end], k[start:end], v[start:end], count, length)
+        if end < q.shape[0]:
+            out[end:] = 0
+        assert out.shape[1] == h.heads, "q has the shape the backend was made for"
+        return out
+
+    def _dense(self, q: Tensor, k: Tensor, v: Tensor, n: int, length: int) -> Tensor:
+        """One run: q [n length, heads, d] -> the same shape."""
+        h = self._heads
+        q, k, v = (t.unflatten(0, (n, length)).transpose(1, 2) for t in (q, k, v))  # [n, heads, length, d]
+        if h.kv_heads != h.heads:
+            k, v = (t.repeat_interleave(h.heads // h.kv_heads, 1) for t in (k, v))
+        mask = self._masks.get(length)
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=h.causal and mask is None, scale=h.scale
+        )
+        return out.transpose(1, 2).reshape(n * length, h.heads, h.head_dim)
+
+
+def runs(cu: list[int]) -> list[tuple[int, int, int]]:
+    """Neighbours of equal length, joined: cumulative lengths -> (first token, sequences, length); empty ones dropped."""
+    found: list[tuple[int, int, int]] = []
+    for start, end in zip(cu, cu[1:], strict=False):
+        length = end - start
+        if not length:
+            continue
+        if found and found[-1][2] == length:
+            first, count, _ = found[-1]
+            found[-1] = (first, count + 1, length)
+        else:
+            found.append((start, 1, length))
+    return found
