@@ -97,7 +97,10 @@ class Scheduler:
         return self._refusal is None
 
     async def probe(self, timeout_s: float) -> bool:
-        """Whether the engine answers within `timeout_s`: a step that runs now or, when none does, one of one token."""
+        """Whether the engine answers within `timeout_s`: a step that runs now or, when none does, one of one token.
+
+        A long step is no failure: while one runs, the engine counts as alive until --step-timeout-s says otherwise.
+        """
         if not self._started or isinstance(self._refusal, Draining):
             return False
         answer: asyncio.Future[bool] = self._loop.create_future()
@@ -107,7 +110,7 @@ class Scheduler:
         try:
             return await asyncio.wait_for(answer, timeout_s)
         except TimeoutError:
-            return False
+            return self.healthy and any(flight.slices for flight in self._flights)
         finally:
             self._probes.discard(answer)
 
@@ -214,19 +217,21 @@ class Scheduler:
                 self._hand_over(taken, now)
 
     def _hand_over(self, taken: Taken[_Request], now: float) -> None:
-        wait = self._metrics.queue_seconds.observe
         for work, lo, hi in taken.slices:
-            if not work.handed:
-                work.handed = now
-                wait(now - work.enqueued)
+            work.handed = work.handed or now
             if work.rows is None and hi - lo < len(work.batch):
                 try:
                     work.rows = np.empty((len(work.batch), self._width), np.float32)
                 except MemoryError:
                     self._fail(work, OutOfMemory("no memory for the rows of this request"), "engine_error")
+        self._send(Flight(taken.slices, taken.sequences, taken.tokens, now))
+        # Counted while the engine works.
         self._metrics.batch_tokens.observe(taken.tokens)
         self._metrics.batch_sequences.observe(taken.sequences)
-        self._send(Flight(taken.slices, taken.sequences, taken.tokens, now))
+        wait = self._metrics.queue_seconds.observe
+        for work, _, _ in taken.slices:
+            if work.handed == now:
+                wait(now - work.enqueued)
 
     def _send(self, flight: Flight[_Request]) -> None:
         self._flights[flight] = None
@@ -243,7 +248,6 @@ class Scheduler:
         if next(iter(self._flights)) is flight:
             self._front_since = at
         del self._flights[flight]
-        self._metrics.step_seconds.observe(at - flight.handed)
         if rows is None:
             assert error is not None, "a batch comes back with rows or with an error"
             self._step_failed(flight, error)
@@ -253,6 +257,7 @@ class Scheduler:
         self._dispatch()  # before the answers, so that the engine works while they are read
         if rows is not None:
             self._give(flight, rows, at)
+        self._metrics.step_seconds.observe(at - flight.handed)
         self._keep_watch()
         self._tell_idle()
 

@@ -431,6 +431,19 @@ async def test_probe_of_a_busy_engine_is_the_step_that_runs():
         assert await asyncio.gather(*probes) == [True] * 3
 
 
+async def test_probe_of_a_long_step_waits_for_the_step_timeout():
+    async with running() as (tulip, engine), busy(tulip, engine):
+        assert await tulip.probe(0.01)
+
+
+async def test_probe_of_an_idle_engine_that_hangs():
+    async with running() as (tulip, engine):
+        engine.hold()
+        assert not await tulip.probe(0.01)
+        assert not await tulip.probe(0.01)
+        assert engine.steps == 1, "one probe at a time"
+
+
 # Life
 
 
