@@ -1,0 +1,533 @@
+"""The whole gateway without a port: answers, refusals, chunks, deadlines, clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from ivy_stubs import WIDTH, load_once, rows_of
+
+from hortus.config import IvyConfig
+from hortus.errors import TABLE, Draining, EngineError, NotReady, OutOfMemory, Overloaded
+from hortus.ivy.app import App
+from hortus.metrics import Metrics
+from hortus.types import TokenBatch
+
+LONG = "word " * 40  # 42 tokens, the model takes 32
+
+
+def vectors(reply) -> np.ndarray:
+    return np.array([d["embedding"] for d in reply.json["data"]]).astype(np.float32)
+
+
+def decoded(reply) -> np.ndarray:
+    return np.stack([np.frombuffer(base64.b64decode(d["embedding"], validate=True), "<f4") for d in reply.json["data"]])
+
+
+@pytest.fixture(autouse=True)
+def _tokenizer_read_once(monkeypatch):
+    monkeypatch.setattr("hortus.ivy.tokenize._load", load_once)
+
+
+# --- answers
+
+
+async def test_the_answer_is_openais_to_the_letter(client):
+    reply = await client.post(input=["hello", "there you are"])
+    assert reply.status == 200
+    assert set(reply.json) == {"object", "data", "model", "usage"}
+    assert reply.json["object"] == "list"
+    assert reply.json["model"] == "mini"
+    assert reply.json["usage"] == {"prompt_tokens": 8, "total_tokens": 8}
+    for i, item in enumerate(reply.json["data"]):
+        assert set(item) == {"object", "index", "embedding"}
+        assert item["object"] == "embedding"
+        assert item["index"] == i
+        assert len(item["embedding"]) == WIDTH
+    for name in ("tokenize", "queue", "device", "total"):
+        assert float(reply.headers[f"x-hortus-{name}-ms"]) >= 0
+    assert client.count("ok") == 1
+
+
+@pytest.mark.parametrize(
+    "given_input",
+    ["hello", ["hello"], ["hello", "", "you", "hello"], [7592], [[7592]], [101, 7592, 102], [[5], [6, 7]]],
+)
+async def test_base64_and_float_agree_bit_for_bit(client, given_input):
+    numbers = await client.post(input=given_input, encoding_format="float")
+    packed = await client.post(input=given_input, encoding_format="base64")
+    assert numbers.status == packed.status == 200
+    assert vectors(numbers).tobytes() == decoded(packed).tobytes()
+
+
+async def test_ids_give_the_vector_of_the_text_they_spell(client):
+    text, ids, flat = [await client.post(input=i) for i in ("hello", [[101, 7592, 102]], [101, 7592, 102])]
+    assert vectors(text).tobytes() == vectors(ids).tobytes() == vectors(flat).tobytes()
+    assert len(flat.json["data"]) == 1
+
+
+async def test_an_empty_text_is_its_special_tokens(client):
+    reply = await client.post(input="")
+    assert reply.status == 200
+    assert reply.json["usage"]["total_tokens"] == 2
+
+
+async def test_explicit_nulls_mean_the_default(client):
+    fields = ("encoding_format", "dimensions", "user", "truncate", "prompt_name")
+    reply = await client.post(input="a", **dict.fromkeys(fields))
+    assert reply.status == 200
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+async def test_dimensions_cut_then_normalise(client, encoding):
+    read = vectors if encoding == "float" else decoded
+    full = read(await client.post(input="hello", encoding_format=encoding))
+    cut = read(await client.post(input="hello", encoding_format=encoding, dimensions=5))
+    assert cut.shape == (1, 5)
+    np.testing.assert_allclose(cut, full[:, :5] / np.linalg.norm(full[:, :5]), rtol=1e-5)
+
+
+async def test_without_normalisation_dimensions_are_the_first_values(made):
+    client = made(info={"normalize": False})
+    full, cut = [vectors(await client.post(input="hello", **d)) for d in ({}, {"dimensions": 5})]
+    np.testing.assert_array_equal(full, rows_of(client.encoder.batches[0]))
+    np.testing.assert_array_equal(cut, full[:, :5])
+
+
+async def test_zero_vectors_stay_zero(client):
+    client.encoder.rows = np.zeros((1, WIDTH), np.float32)
+    assert not vectors(await client.post(input="a")).any()
+
+
+async def test_prompts(made):
+    client = made(folder_changes={"default_prompt_name": "query"})
+    default, named, none = [
+        await client.post(input="hi", **d) for d in ({}, {"prompt_name": "query"}, {"prompt_name": ""})
+    ]
+    ids = [b.ids.tolist() for b in client.encoder.batches]
+    assert ids[0] == ids[1] == [101, 23032, 1024, 7632, 102]
+    assert ids[2] == [101, 7632, 102]
+    assert default.json["usage"]["total_tokens"] == 5
+    assert (await client.post(input=[[7632]])).json["usage"]["total_tokens"] == 1  # ids never get a prompt
+    assert (named.status, none.status) == (200, 200)
+
+
+async def test_truncation_is_asked_for_or_configured(made, client):
+    refused = await client.post(input=["ok", LONG])
+    assert refused.status == 400
+    assert refused.error["code"] == "context_length_exceeded"
+    assert refused.error["param"] == "input[1]"
+    cut = await client.post(input=["ok", LONG], truncate=True)
+    assert cut.json["usage"]["total_tokens"] == 3 + 32
+    auto = made(auto_truncate=True)
+    assert (await auto.post(input=LONG)).status == 200
+    assert (await auto.post(input=LONG, truncate=False)).status == 400
+
+
+async def test_special_tokens_in_text_are_read_as_transformers_reads_them(client):
+    await client.post(input="[CLS] hi [SEP]")
+    assert client.encoder.batches[0].ids.tolist() == [101, 101, 7632, 102, 102]
+
+
+# --- large requests
+
+
+async def test_a_large_request_is_cut_ordered_and_shared_out(client):
+    texts = [f"text {i}" for i in range(300)]
+    reply = await client.post(input=texts)
+    assert [d["index"] for d in reply.json["data"]] == list(range(300))
+    assert all(b.total_tokens <= 64 for b in client.encoder.batches)
+    assert len(client.encoder.batches) > 10
+    assert client.encoder.most_outstanding == 3
+    singles = [vectors(await client.post(input=t))[0] for t in texts[::37]]
+    np.testing.assert_array_equal(vectors(reply)[::37], singles)
+
+
+async def test_very_short_inputs_are_cut_by_number_too(made):
+    client = made(info={"batch_tokens": 10**6})
+    reply = await client.post(input=[[5]] * 6000)
+    assert len(reply.json["data"]) == 6000
+    assert max(len(b) for b in client.encoder.batches) == 512
+
+
+async def test_one_failing_chunk_cancels_the_rest(client):
+    client.encoder.error, client.encoder.fail_on = EngineError("no"), 4
+    reply = await client.post(input=[f"text {i}" for i in range(300)])
+    assert reply.status == 500
+    assert reply.error["message"] == "no"
+    assert client.encoder.outstanding == 0
+    assert len(client.encoder.batches) <= 10
+    assert (await client.post(input="still here")).status == 200
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+@pytest.mark.parametrize("count", [1, 200])
+async def test_nan_is_an_error_that_names_the_input_in_both_encodings(client, encoding, count):
+    class Nan:
+        async def encode(self, batch: TokenBatch, *, deadline=None):
+            result = await client.encoder.encode(batch)
+            hit = [
+                i
+                for i, (a, b) in enumerate(zip(batch.cu_seqlens, batch.cu_seqlens[1:], strict=False))
+                if 9 in batch.ids[a:b]
+            ]
+            result.rows[hit] = np.nan
+            return result
+
+    client.app._model().encoder = Nan()
+    reply = await client.post(input=[[5]] * (count - 1) + [[9]], encoding_format=encoding)
+    assert reply.status == 500
+    assert reply.error["code"] == "non_finite"
+    assert reply.error["param"] == f"input[{count - 1}]"
+
+
+# --- refusals: (fields or body, status, code, param, words of the message)
+
+REFUSED = [
+    ({"input": []}, "input", "empty list"),
+    ({"input": [[]]}, "input[0]", "empty list"),
+    ({"input": [[1], []]}, "input[1]", "empty list"),
+    ({"input": None}, "input", "null"),
+    ({"input": 5}, "input", "int"),
+    ({"input": {"a": 1}}, "input", "object"),
+    ({"input": ["a", 1]}, "input[1]", "same kind"),
+    ({"input": ["a", ["b"]]}, "input[1][0]", "int"),
+    ({"input": ["a", None]}, "input[1]", "null"),
+    ({"input": [1, "a"]}, "input[1]", "same kind"),
+    ({"input": [[1], 2]}, "input[1]", "same kind"),
+    ({"input": [True]}, "input[0]", "bool"),
+    ({"input": [[1, False]]}, "input[0][1]", "bool"),
+    ({"input": [1.5]}, "input[0]", "float"),
+    ({"input": [[1.0]]}, "input[0][0]", "float"),
+    ({"input": [-1]}, "input[0]", "vocabulary"),
+    ({"input": [[-1]]}, "input[0][0]", "vocabulary"),
+    ({"input": [[5], [30522]]}, "input[1][0]", "0 to 30521"),
+    ({"input": [[10**30]]}, "input[0][0]", "vocabulary"),
+    ({"input": "a", "encoding_format": "BASE64"}, "encoding_format", "float, base64"),
+    ({"input": "a", "encoding_format": ""}, "encoding_format", "float, base64"),
+    ({"input": "a", "encoding_format": 1}, "encoding_format", "int"),
+    ({"input": "a", "dimensions": 0}, "dimensions", "1 to 16"),
+    ({"input": "a", "dimensions": -1}, "dimensions", "1 to 16"),
+    ({"input": "a", "dimensions": 17}, "dimensions", "1 to 16"),
+    ({"input": "a", "dimensions": True}, "dimensions", "bool"),
+    ({"input": "a", "dimensions": "8"}, "dimensions", "str"),
+    ({"input": "a", "dimensions": 10**40}, "dimensions", ""),
+    ({"input": "a", "truncate": 1}, "truncate", "int"),
+    ({"input": "a", "prompt_name": "nope"}, "prompt_name", "plain, query"),
+    ({"input": [5], "prompt_name": "query"}, "prompt_name", "token ids"),
+    ({"input": "a", "user": 5}, "user", "int"),
+    ({"input": "a", "model": None}, "model", "null"),
+    ({"input": "a", "inputs": "a"}, "inputs", "known: input, model"),
+    ({}, "input", "required"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "words"), REFUSED, ids=lambda x: json.dumps(x)[:40])
+async def test_wrong_values_are_refused_by_name(client, fields, param, words):
+    reply = await client.post(**fields)
+    assert reply.status == 400
+    assert reply.error["type"] == "invalid_request_error"
+    assert reply.error["code"] == "invalid_input"
+    assert reply.error["param"] == param
+    assert words in reply.error["message"]
+    assert not client.encoder.batches
+    assert client.count("invalid_input") == 1
+
+
+BODIES = [
+    b"",
+    b"{",
+    b"[]",
+    b'"text"',
+    b"null",
+    b"nan",
+    b'{"input":"a"}',
+    b'{"input":"a","model":"mini"} x',
+    b'\xef\xbb\xbf{"input":"a","model":"mini"}',
+    b'{"input":"a\xff","model":"mini"}',
+    b'{"input":"\xed\xa0\xbd","model":"mini"}',
+    rb'{"input":"x \ud83d","model":"mini"}',
+    rb'{"input":"\udbc0","model":"mini"}',
+    rb'{"input":"\udc00 low","model":"mini"}',
+    rb'{"input":["a","\ud83dx"],"model":"mini"}',
+    rb'{"input":"a","model":"mini","user":"\ud83d"}',
+    rb'{"input":"a","model":"mini","\ud83d":1}',
+    b'{"input":' + b"[" * 200_000,
+    b'{"input":"a","model":' + b"[" * 200_000 + b"]" * 200_000 + b"}",
+    b'{"x":' * 100_000,
+    b'{"input":[1e999],"model":"mini"}',
+    b'{"input":[' + b"9" * 5000 + b'],"model":"mini"}',
+    b'{"input":"a","model":"mini","dimensions":' + b"9" * 5000 + b"}",
+    b'{"input":"a","model":"mini","dimensions":NaN}',
+    b"model=mini&input=a",
+]
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda b: repr(b[:40]))
+async def test_broken_bodies_are_400_and_hurt_nothing_else(client, body):
+    bad, good = await asyncio.gather(client.request("POST", "/v1/embeddings", body), client.post(input="fine"))
+    assert bad.status == 400
+    assert bad.error["code"] == "invalid_input"
+    assert good.status == 200
+
+
+async def test_nul_and_pairs_of_surrogates_are_text(client):
+    for body in rb'{"input":"a\u0000b","model":"mini"}', rb'{"input":"\ud83d\ude00","model":"mini"}':
+        assert (await client.request("POST", "/v1/embeddings", body)).status == 200
+
+
+async def test_of_a_key_given_twice_the_last_counts(client):
+    await client.request("POST", "/v1/embeddings", b'{"input":"a","input":"hi","model":"mini"}')
+    assert client.encoder.batches[0].ids.tolist() == [101, 7632, 102]
+
+
+_fields = st.sampled_from(["input", "model", "encoding_format", "dimensions", "user", "truncate", "prompt_name", "x"])
+_leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 40000)
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=20)
+    | st.sampled_from(["mini", "float", "base64", "query", LONG])
+)
+_values = st.recursive(_leaves, lambda x: st.lists(x, max_size=5) | st.dictionaries(st.text(max_size=3), x, max_size=3))
+_likely = st.lists(st.text(max_size=8), max_size=4) | st.lists(st.lists(st.integers(0, 40000), max_size=4), max_size=3)
+_bodies = st.one_of(
+    st.binary(max_size=60),
+    st.dictionaries(_fields, _values).map(lambda d: json.dumps(d).encode()),
+    st.tuples(_likely, st.dictionaries(_fields, _values, max_size=2)).map(
+        lambda t: json.dumps({"model": "mini", **t[1], "input": t[0]}).encode()
+    ),
+)
+
+
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
+@given(_bodies)
+async def test_no_body_is_the_servers_fault(client, body):
+    reply = await client.request("POST", "/v1/embeddings", body)
+    assert reply.status in (200, 400, 404)
+    assert reply.status == 200 or reply.error["code"] in TABLE
+
+
+async def test_limits_name_their_flags(made):
+    client = made(max_inputs=3, max_body_bytes=2000)
+    many = await client.post(input=["a"] * 4)
+    assert many.status == 400
+    assert "4 inputs" in many.error["message"]
+    assert "--max-inputs" in many.error["message"]
+    body = b"x" * 2001
+    for parts in None, [body[:1500], body[1500:], b""], [body]:
+        large = await client.request("POST", "/v1/embeddings", body, parts=parts)
+        assert large.status == 413
+        assert large.error["code"] == "body_too_large"
+        assert "2000" in large.error["message"]
+        assert "--max-body-bytes" in large.error["message"]
+
+
+async def test_model_names_are_checked(client):
+    reply = await client.post(input="a", model="other")
+    assert reply.status == 404
+    assert reply.error["code"] == "model_not_found"
+    assert "'mini'" in reply.error["message"]
+    assert (await client.request("GET", "/v1/models/other/one")).status == 404
+
+
+# --- other routes
+
+
+async def test_models(client):
+    listed = (await client.request("GET", "/v1/models")).json
+    assert listed["object"] == "list"
+    assert listed["data"] == [(await client.request("GET", "/v1/models/mini")).json]
+    assert listed["data"][0]["id"] == "mini"
+    assert listed["data"][0]["object"] == "model"
+
+
+async def test_names_with_slashes_have_a_model_page(made):
+    client = made(info={"name": "some/name"})
+    assert (await client.request("GET", "/v1/models/some/name")).json["id"] == "some/name"
+
+
+async def test_unknown_routes_list_near_ones(client):
+    for path in "/embeddings", "/v1/embedding", "/v1/embeddings/":
+        reply = await client.request("POST", path, b"{}")
+        assert reply.status == 404
+        assert "/v1/embeddings" in reply.error["message"]
+    reply = await client.request("GET", "/")
+    assert reply.status == 404
+    assert "/v1/embeddings" in reply.error["message"]
+
+
+async def test_wrong_methods_say_what_is_allowed(client):
+    reply = await client.request("GET", "/v1/embeddings")
+    assert (reply.status, reply.headers["allow"]) == (405, "POST, OPTIONS")
+    reply = await client.request("POST", "/v1/models")
+    assert (reply.status, reply.headers["allow"]) == (405, "GET, HEAD, OPTIONS")
+    assert (await client.request("OPTIONS", "/v1/embeddings")).headers["allow"] == "POST, OPTIONS"
+    assert (await client.request("HEAD", "/health")).status == 200
+
+
+async def test_compressed_bodies_are_refused_and_any_content_type_is_json(client):
+    reply = await client.request("POST", "/v1/embeddings", b"\x1f\x8b", {"content-encoding": "gzip"})
+    assert reply.status == 400
+    assert "gzip" in reply.error["message"]
+    body = json.dumps({"model": "mini", "input": "a"}).encode()
+    for kind in "text/plain", "application/x-www-form-urlencoded", "application/json; charset=utf-8":
+        assert (await client.request("POST", "/v1/embeddings", body, {"content-type": kind})).status == 200
+
+
+async def test_request_ids_are_echoed_or_made(client):
+    async def sent(value):
+        return (await client.request("GET", "/health", headers={"x-request-id": value})).headers["x-request-id"]
+
+    assert await sent("abc-1") == "abc-1"
+    for odd in "", "a b", "a\tb", "é", "x" * 129:
+        assert await sent(odd) != odd
+    assert await sent("") != await sent("")
+
+
+async def test_info_shows_limits_and_prompts(client):
+    told = (await client.request("GET", "/info")).json
+    assert told["model"]["name"] == "mini"
+    assert told["limits"]["max_tokens"] == 32
+    assert set(told["prompts"]) == {"query", "plain"}
+
+
+async def test_every_error_code_is_a_series_from_the_start(client):
+    text = (await client.request("GET", "/metrics")).body.decode()
+    for code in ("ok", *TABLE):
+        assert f'hortus_requests_total{{code="{code}"}} 0.0' in text
+
+
+# --- what the engine says, time, and clients that leave
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "retry"),
+    [
+        (Overloaded("full", retry_after_s=2.4), 429, "3"),
+        (Overloaded("full", retry_after_s=0.1), 429, "1"),
+        (NotReady("gone"), 503, "1"),
+        (Draining("bye"), 503, "1"),
+        (OutOfMemory("big"), 503, "1"),
+        (EngineError("bug"), 500, None),
+        (RuntimeError("unforeseen"), 500, None),
+    ],
+)
+async def test_the_encoders_errors_are_answered(client, error, status, retry, caplog):
+    client.encoder.error = error
+    reply = await client.post(input="a")
+    assert reply.status == status
+    assert reply.headers.get("retry-after") == retry
+    code = getattr(error, "code", "engine_error")
+    assert reply.error["code"] == code
+    assert client.count(code) == 1
+    assert "unforeseen" not in reply.error["message"]
+    client.encoder.error = None
+    assert (await client.post(input="a")).status == 200
+
+
+@pytest.mark.parametrize("texts", [1, 300])
+async def test_a_request_without_answer_in_time_is_504(made, texts):
+    client = made(timeout_s=0.05)
+    client.encoder.hold = asyncio.Event()
+    reply = await client.post(input=["a"] * texts)
+    assert reply.status == 504
+    assert reply.error["code"] == "deadline_exceeded"
+    assert "--timeout-s" in reply.error["message"]
+    assert client.encoder.outstanding == 0
+    assert client.encoder.cancelled == min(texts, 3)
+
+
+async def test_a_body_that_does_not_come_is_504(made):
+    client = made(timeout_s=0.05)
+    app_task = asyncio.ensure_future(_never_ending_body(client.app))
+    assert await asyncio.wait_for(app_task, 5) == 504
+
+
+async def _never_ending_body(app: App) -> int:
+    sent: list[dict] = []
+    closed = asyncio.Event()
+
+    async def receive() -> dict:
+        if sent:  # answered: a client that reads this leaves
+            closed.set()
+            return {"type": "http.disconnect"}
+        await closed.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict) -> None:
+        sent.append(message)
+
+    headers = [(b"content-length", b"10")]
+    await app({"type": "http", "method": "POST", "path": "/v1/embeddings", "headers": headers}, receive, send)
+    return sent[0]["status"]
+
+
+@pytest.mark.parametrize("texts", [1, 300])
+async def test_a_client_that_leaves_takes_its_work_with_it(client, texts):
+    client.encoder.hold, gone = asyncio.Event(), asyncio.Event()
+    body = json.dumps({"model": "mini", "input": ["a"] * texts}).encode()
+    call = asyncio.ensure_future(client.request("POST", "/v1/embeddings", body, gone=gone))
+    async with asyncio.timeout(5):
+        await client.encoder.asked.wait()
+        gone.set()
+        assert await call is None
+    assert client.encoder.outstanding == 0
+    assert client.encoder.cancelled == min(texts, 3)
+    assert client.count("cancelled") == 1
+    client.encoder.hold = None
+    assert (await client.post(input="a")).status == 200
+
+
+# --- states
+
+
+async def test_starting_then_ready_then_draining(folder, client):
+    app = App(IvyConfig(), Metrics())
+    client.app, opened = app, client.app._model()
+    assert (await client.request("GET", "/health")).json == {"status": "ok", "state": "starting"}
+    for method, path in ("GET", "/ready"), ("GET", "/v1/models"), ("GET", "/info"), ("POST", "/v1/embeddings"):
+        reply = await client.request(method, path, b"{}" if method == "POST" else b"")
+        assert reply.status == 503
+        assert reply.error["code"] == "not_ready"
+        assert reply.headers["retry-after"] == "1"
+    app.open(folder, opened.info, client.encoder)
+    assert (await client.request("GET", "/ready")).status == 200
+    app.drain()
+    reply = await client.post(input="a")
+    assert (reply.status, reply.error["code"], reply.headers["connection"]) == (503, "draining", "close")
+    assert (await client.request("GET", "/ready")).status == 503
+    assert (await client.request("GET", "/health")).json["state"] == "draining"
+    app.close()
+
+
+async def test_ready_follows_the_engine(client, monkeypatch):
+    client.encoder.error = EngineError("the device is lost")
+    reply = await client.request("GET", "/ready")
+    assert reply.status == 503
+    assert "the device is lost" in reply.error["message"]
+    client.encoder.error, client.encoder.rows = None, np.full((1, WIDTH), np.nan, np.float32)
+    client.app._readiness._last_failure = (float("-inf"), "")  # as if a second had passed
+    assert "NaN" in (await client.request("GET", "/ready")).error["message"]
+    assert len(client.encoder.batches) == 2
+    assert (await client.request("GET", "/ready")).status == 503  # the same answer for a second, without a probe
+    assert len(client.encoder.batches) == 2
+    client.encoder.rows = None
+    await client.post(input="a")  # a real answer is as good as a probe
+    assert (await client.request("GET", "/ready")).status == 200
+    assert len(client.encoder.batches) == 3
+
+
+async def test_a_hung_engine_is_not_ready(client, monkeypatch):
+    monkeypatch.setattr("hortus.ivy.health.PROBE_S", 0.05)
+    client.encoder.hold = asyncio.Event()
+    replies = await asyncio.gather(*[client.request("GET", "/ready") for _ in range(5)])
+    assert {r.status for r in replies} == {503}
+    assert len(client.encoder.batches) == 1
