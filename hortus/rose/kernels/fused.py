@@ -193,18 +193,21 @@ def _qk_norm_rope(
     first = qkv + t * row_stride + head[:, None] * (2 * HALF) + col[None, :]
     a = tl.load(first, mask=mask, other=0.0).to(tl.float32)
     b = tl.load(first + HALF, mask=mask, other=0.0).to(tl.float32)
+    # Tables are read as tiles of the same layout as a and b: 16 bytes a thread from the L1 cache, where a row that is read
+    # once and spread out would go through shared memory and a barrier.
+    row = tl.zeros((HEAD_BLOCK, 1), tl.int32) + col[None, :]
     if NORM:
         scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * HALF) + eps)[:, None]
         is_q = (head < Q_HEADS)[:, None]
-        qa = tl.load(q_weight + col, mask=in_half, other=0.0).to(tl.float32)[None, :]
-        qb = tl.load(q_weight + HALF + col, mask=in_half, other=0.0).to(tl.float32)[None, :]
-        ka = tl.load(k_weight + col, mask=in_half, other=0.0).to(tl.float32)[None, :]
-        kb = tl.load(k_weight + HALF + col, mask=in_half, other=0.0).to(tl.float32)[None, :]
+        qa = tl.load(q_weight + row, mask=mask, other=0.0).to(tl.float32)
+        qb = tl.load(q_weight + HALF + row, mask=mask, other=0.0).to(tl.float32)
+        ka = tl.load(k_weight + row, mask=mask, other=0.0).to(tl.float32)
+        kb = tl.load(k_weight + HALF + row, mask=mask, other=0.0).to(tl.float32)
         a = a * scale * tl.where(is_q, qa, ka)
         b = b * scale * tl.where(is_q, qb, kb)
     p = tl.load(positions + t).to(tl.int64) * HALF
-    c = tl.load(cos + p + col, mask=in_half, other=0.0)[None, :]
-    s = tl.load(sin + p + col, mask=in_half, other=0.0)[None, :]
+    c = tl.load(cos + p + row, mask=mask, other=0.0)
+    s = tl.load(sin + p + row, mask=mask, other=0.0)
     tl.store(first, (a * c - b * s).to(qkv.dtype.element_ty), mask=mask)
     tl.store(first + HALF, (b * c + a * s).to(qkv.dtype.element_ty), mask=mask)
 

@@ -163,6 +163,11 @@ class Qwen3:
     def plan(self, cu_seqlens_cpu: Int32, cu_seqlens: Tensor, max_seqlen: int) -> None:
         self._attention.plan(cu_seqlens_cpu, cu_seqlens, max_seqlen)
 
+    @property
+    def longest_matters(self) -> bool:
+        """Whether a captured step relies on max_seqlen: the attention's to say."""
+        return bool(getattr(self._attention, "longest_matters", True))
+
     def forward(self, inputs: Inputs) -> Tensor:
         """[T, hidden] after the final norm."""
         ops, eps = self._ops, self._spec.eps
