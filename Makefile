@@ -21,7 +21,7 @@ lint: $(VENV)/.dev  ## what CI checks besides the tests
 	$(BIN)/mypy
 
 gpu:  ## run the GPU tests with the python3 that holds CUDA PyTorch; installs nothing, needs no network
-	PYTHONPATH=. $(PYTHON) -m pytest tests/gpu -m gpu -p no:cacheprovider $(ARGS)
+	PYTHONPATH=.:$(PYTHONPATH) $(PYTHON) -m pytest -c tests/gpu/pytest.ini --rootdir=. tests/gpu -p no:cacheprovider $(ARGS)
 
 bench-cpu: $(VENV)/.dev  ## parity, CPU throughput and latency, HTTP overhead; a few minutes; adds to bench/results/cpu.jsonl
 	$(BIN)/hortus bench all --out bench/results/cpu.jsonl $(ARGS)
