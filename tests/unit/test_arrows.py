@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2] / "hortus"
-SHARED = {"types", "errors", "config", "metrics", "folder"}
+SHARED = {"types", "errors", "config", "metrics", "folder", "hub"}
 PARTS = {"ivy", "tulip", "rose"}
 
 
