@@ -33,7 +33,8 @@ class Heads:
 class Attention(Protocol):
     """A backend, made for one Heads and one device. May keep the plan of the current batch."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def plan(self, cu_seqlens_cpu: Int32, cu_seqlens: Tensor, max_seqlen: int) -> None:
         """Prepare for one batch. cu_seqlens_cpu, cu_seqlens: [N + 1] int32 on host and device; max_seqlen a bound."""

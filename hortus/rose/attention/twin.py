@@ -7,6 +7,8 @@ length to make such runs long. Not meant for speed on a GPU.
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -36,23 +38,19 @@ class TwinAttention:
                     self._masks[length] = (gap.abs() <= window) & ((gap >= 0) | (not self._heads.causal))
 
     def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        h = self._heads
-        if len(self._runs) == 1 and self._runs[0][1] * self._runs[0][2] == q.shape[0]:
-            return self._dense(q, k, v, self._runs[0][1], self._runs[0][2])
-        out = q.new_zeros(q.shape) if not self._runs else q.new_empty(q.shape)
-        end = 0
+        if len(self._runs) == 1:
+            _, count, length = self._runs[0]
+            return self._dense(q, k, v, count, length)
+        out = q.new_empty(q.shape)
         for start, count, length in self._runs:
             end = start + count * length
             out[start:end] = self._dense(q[start:end], k[start:end], v[start:end], count, length)
-        if end < q.shape[0]:
-            out[end:] = 0
-        assert out.shape[1] == h.heads, "q has the shape the backend was made for"
         return out
 
     def _dense(self, q: Tensor, k: Tensor, v: Tensor, n: int, length: int) -> Tensor:
         """One run: q [n length, heads, d] -> the same shape."""
         h = self._heads
-        q, k, v = (t.unflatten(0, (n, length)).transpose(1, 2) for t in (q, k, v))  # [n, heads, length, d]
+        q, k, v = (t.view(n, length, -1, h.head_dim).transpose(1, 2) for t in (q, k, v))  # [n, heads, length, d]
         if h.kv_heads != h.heads:
             k, v = (t.repeat_interleave(h.heads // h.kv_heads, 1) for t in (k, v))
         mask = self._masks.get(length)
@@ -65,7 +63,7 @@ class TwinAttention:
 def runs(cu: list[int]) -> list[tuple[int, int, int]]:
     """Neighbours of equal length, joined: cumulative lengths -> (first token, sequences, length); empty ones dropped."""
     found: list[tuple[int, int, int]] = []
-    for start, end in zip(cu, cu[1:], strict=False):
+    for start, end in itertools.pairwise(cu):
         length = end - start
         if not length:
             continue

@@ -1,7 +1,7 @@
 """The matrix product of a layer, as an object: made once from a weight, called once a step.
 
-An object and not a function, so that a device may keep the weight in the layout its library wants. Does not know what the
-layer is for.
+An object and not a function, so that a device may keep the weight in the layout its library wants. Does not know what
+the layer is for.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -36,6 +37,23 @@ class LinearFactory(Protocol):
 def plain(weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Linear:
     """PyTorch's own product, any device and dtype."""
     act = ACTIVATIONS[activation] if activation else None
+
+    def run(x: Tensor) -> Tensor:
+        y = F.linear(x, weight, bias)
+        return act(y) if act else y
+
+    return run
+
+
+_IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": torch.ops.aten.gelu_,
+    "relu": torch.relu_,
+}
+
+
+def packed(weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Linear:
+    """The CPU's."""
+    act = (_IN_PLACE.get(activation) or ACTIVATIONS[activation]) if activation else None
 
     def run(x: Tensor) -> Tensor:
         y = F.linear(x, weight, bias)

@@ -1,16 +1,16 @@
 """Model families, one file each: shapes and layers, and nothing about devices, files or batches.
 
-The contract. A file `models/<name>.py` exposes one constant, `FAMILY: Family`, and is listed in `_FILES` by the `model_type`
-its config.json carries. It is only imported when such a model is opened. What each part of a Family does:
+The contract. A file `models/<name>.py` exposes one constant, `FAMILY: Family`, and is listed in `_FILES` by the
+`model_type` its config.json carries. It is only imported when such a model is opened. What each part of a Family does:
 
     spec_from_config(config)  config.json -> a frozen Spec; StartError names what is not supported. Pure.
     shapes(spec)              every tensor the trunk reads: checkpoint name (prefix stripped, renamed) -> shape.
-    build(spec, weights, kit) the trunk. `weights` has exactly the names of `shapes`, in the run's dtype on its device; the trunk
-                              takes them out (`weights.pop`) as it fuses them, so that no weight lives twice.
+    build(spec, weights, kit) the trunk. `weights` has exactly the names of `shapes`, in the run's dtype on its device;
+                              the trunk takes them out (`weights.pop`) as it fuses them, so that no weight lives twice.
     prefixes, renames, ignored   how a checkpoint's names become those of `shapes`: see rose/loader.
 
-The trunk ends with the last hidden states (a final norm included). Pooling, Dense and Normalize come after it, the same for all
-families: rose/heads.
+The trunk ends with the last hidden states (a final norm included). Pooling, Dense and Normalize come after it, the same
+for all families: rose/heads.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ from hortus.types import Int32
 
 _FILES = {
     "bert": "bert",
+    "camembert": "bert",
+    "distilbert": "bert",
+    "roberta": "bert",
+    "xlm-roberta": "bert",
     "qwen3": "qwen3",
     "bidirectional_pplx_qwen3": "qwen3",
 }

@@ -1,0 +1,143 @@
+"""The engine on a CPU: one step is computed at once, in pieces that fit the cache.
+
+Knows Network and TokenBatch. Does not know threads of ours, queues or HTTP, or which model it runs. PyTorch's products
+release the GIL, so the event loop runs on while a step computes.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from hortus.errors import EngineError, OutOfMemory
+from hortus.metrics import Metrics
+from hortus.rose.network import Inputs, Network
+from hortus.types import Float32, Int32, ModelInfo, TokenBatch
+
+log = logging.getLogger(__name__)
+
+PIECE_TOKENS = 1024
+"""Most tokens computed together: activations of all-MiniLM (hidden 384, 1536 inside) are then 12 MB and stay in L3."""
+BATCH_TOKENS = 2048
+"""Advised to the scheduler: two pieces. More gains nothing here, and a short query waits for a step to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A LazyTensor that has nothing left to do."""
+
+    rows: Float32 | None
+    error: EngineError | None = None
+
+    def ready(self) -> bool:
+        return True
+
+    def result(self) -> Float32:
+        if self.error is not None:
+            raise self.error
+        assert self.rows is not None, "a step gives rows or an error"
+        return self.rows
+
+
+class CpuEngine:
+    """An Engine (see types.py) that computes in `step` and returns a finished result."""
+
+    def __init__(self, network: Network, info: ModelInfo, metrics: Metrics | None = None) -> None:
+        self.network = network  # open to benches and tests
+        self.metrics = metrics or Metrics()
+        self._info = info
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    def step(self, batch: TokenBatch) -> Done:
+        """Compute a batch. Never raises: result() does, EngineError or OutOfMemory."""
+        try:
+            with torch.inference_mode():
+                rows = self._rows(batch)
+        except Exception as e:  # noqa: BLE001  whatever fails fails this batch, not the step thread
+            self.metrics.step_failures.inc()
+            log.error("a step failed: %s: %s", type(e).__name__, e)
+            return Done(None, _error(e, batch))
+        self.metrics.tokens.inc(batch.total_tokens)
+        return Done(rows)
+
+    def close(self) -> None:
+        """Nothing to free that the process's end does not."""
+
+    def _rows(self, batch: TokenBatch) -> Float32:
+        pieces = cut(batch.cu_seqlens, PIECE_TOKENS)
+        if len(pieces) == 1 and (len(batch) == 1 or _sorted(batch.lengths)):
+            return self._piece(batch)
+        rows = np.empty((len(batch), self._info.width), np.float32)
+        for piece in pieces:
+            rows[piece] = self._piece(_take(batch, piece))
+        return rows
+
+    def _piece(self, batch: TokenBatch) -> Float32:
+        cu = batch.cu_seqlens
+        cu_seqlens = torch.from_numpy(cu)
+        types = batch.token_types
+        inputs = Inputs(
+            ids=torch.from_numpy(batch.ids),
+            positions=torch.from_numpy(positions(cu)),
+            token_types=None if types is None or not types.any() else torch.from_numpy(types.astype(np.int32)),
+            cu_seqlens=cu_seqlens,
+        )
+        self.network.plan(cu, cu_seqlens, batch.max_seqlen)
+        rows: Float32 = self.network.forward(inputs).numpy()
+        return rows
+
+
+def cut(cu_seqlens: Int32, most: int) -> list[Int32]:
+    """Sequences by ascending length, in pieces of at most `most` tokens (a longer sequence alone): lists of indices.
+
+    Sorted, so that equal lengths meet and attention needs no padding.
+    """
+    lengths = np.diff(cu_seqlens)
+    order = np.argsort(lengths, kind="stable").astype(np.int32)
+    if int(cu_seqlens[-1]) <= most:
+        return [order]
+    ends = np.cumsum(lengths[order])
+    pieces = []
+    start, done = 0, 0
+    while start < len(order):
+        stop = max(int(np.searchsorted(ends, done + most, "right")), start + 1)
+        pieces.append(order[start:stop])
+        start, done = stop, int(ends[stop - 1])
+    return pieces
+
+
+def positions(cu_seqlens: Int32) -> Int32:
+    """[T] int32: 0.. within each sequence."""
+    total = int(cu_seqlens[-1])
+    at = np.arange(total, dtype=np.int32)
+    if len(cu_seqlens) > 2:
+        at -= np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))
+    return at
+
+
+def _sorted(lengths: Int32) -> bool:
+    return bool((lengths[1:] >= lengths[:-1]).all())
+
+
+def _take(batch: TokenBatch, which: Int32) -> TokenBatch:
+    """Some sequences of a batch, in the order of `which`."""
+    lengths = batch.lengths[which]
+    cu = np.zeros(len(which) + 1, np.int32)
+    np.cumsum(lengths, out=cu[1:])
+    index = positions(cu) + np.repeat(batch.cu_seqlens[:-1][which], lengths)
+    return TokenBatch(batch.ids[index], cu, None if batch.token_types is None else batch.token_types[index])
+
+
+def _error(e: Exception, batch: TokenBatch) -> EngineError:
+    if isinstance(e, MemoryError) or "can't allocate memory" in str(e):
+        return OutOfMemory(
+            f"a step of {len(batch)} sequences and {batch.total_tokens} tokens (longest {batch.max_seqlen}) does not "
+            "fit the memory; lower --max-batch-tokens or --max-length"
+        )
+    return EngineError(f"the step failed: {e}")

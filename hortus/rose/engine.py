@@ -1,0 +1,149 @@
+"""Opens an engine for a model folder: which device and number format, which kit, and a first step to prove that it works.
+
+The one place where CPU and GPU meet. Does not know how either runs a step.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hortus.config import RoseConfig
+from hortus.errors import RequestError, StartError
+from hortus.folder import ModelFolder
+from hortus.metrics import Metrics
+from hortus.rose.attention import Attention, Heads
+from hortus.rose.attention.twin import TwinAttention
+from hortus.rose.cpu import BATCH_TOKENS, CpuEngine
+from hortus.rose.kernels import linear, twin
+from hortus.rose.modelcfg import EmbeddingNetwork, build_network, read_spec
+from hortus.rose.models import Kit
+from hortus.types import Engine, ModelInfo, TokenBatch
+
+log = logging.getLogger(__name__)
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def open_engine(folder: ModelFolder, config: RoseConfig, metrics: Metrics | None = None) -> Engine:
+    """The folder's model, loaded and proved by one step. Takes seconds. Raises StartError, which says what to change."""
+    device = pick_device(config.device)
+    dtype = pick_dtype(config.dtype, device)
+    family, spec = read_spec(folder.config)
+    for name, why in family.refused_dtypes:
+        if dtype == _DTYPES[name]:
+            raise StartError(f"--dtype {name} cannot be used with model_type {spec.model_type}: {why}")
+    if config.attention not in ("auto", "twin") and device.type == "cpu":
+        raise StartError(f"--attention {config.attention} needs a GPU; on the CPU there is only twin")
+    torch.set_num_threads(config.threads or usable_cores())
+    kit, attention = _kit(config, device, dtype)
+    with torch.inference_mode():
+        network = build_network(folder, family, spec, kit, device=device, dtype=dtype, load_format=config.load_format)
+    made = attention[0]
+    network.longest_matters = getattr(made, "longest_matters", False)
+    describe = getattr(made, "describe", lambda: "twin: plain PyTorch, the CPU's only one")
+    info = ModelInfo(
+        name=folder.name,
+        revision=folder.revision,
+        family=spec.model_type,
+        width=network.width,
+        max_tokens=folder.max_tokens,
+        vocab_size=spec.vocab,
+        normalize=network.head.normalize,
+        pooling="+".join(network.head.pooling),
+        dtype=str(dtype).removeprefix("torch."),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        attention=describe(),
+        parameters=network.parameters,
+        batch_tokens=BATCH_TOKENS,
+    )
+    engine = _engine(network, info, config, metrics, device)
+    prove(engine)
+    return engine
+
+
+def pick_device(wanted: str) -> torch.device:
+    """--device -> a device."""
+    there = torch.cuda.is_available()
+    if wanted == "cuda" and not there:
+        raise StartError(
+            "--device cuda: this machine has no CUDA device that PyTorch "
+            f"{torch.__version__} can use; use --device cpu, or install a PyTorch built for CUDA and check nvidia-smi"
+        )
+    return torch.device("cuda" if there and wanted != "cpu" else "cpu")
+
+
+def pick_dtype(wanted: str, device: torch.device) -> torch.dtype:
+    """--dtype -> a dtype; auto: float32 on the CPU, bfloat16 on a GPU."""
+    if wanted == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return _DTYPES[wanted]
+
+
+def usable_cores() -> int:
+    """Cores this process may use: its affinity, and a container's quota where there is one (cgroup 2, cpu.max)."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        cores = min(cores, math.ceil(int(quota) / int(period)))
+    except (OSError, ValueError):  # no cgroup 2, or no quota ("max")
+        pass
+    return max(cores, 1)
+
+
+def _kit(config: RoseConfig, device: torch.device, dtype: torch.dtype) -> tuple[Kit, list[Attention]]:
+    """What the device gives a trunk, and the attention backends made through it."""
+    made: list[Attention] = []
+
+    def noted(make: Callable[[Heads], Attention]) -> Callable[[Heads], Attention]:
+        def run(heads: Heads) -> Attention:
+            made.append(make(heads))
+            return made[-1]
+
+        return run
+
+    if device.type == "cpu":
+        return Kit(ops=twin, linear=linear.packed, attention=noted(TwinAttention)), made
+    from hortus.rose.attention.pick import open_attention
+    from hortus.rose.kernels import fused
+
+    limit = config.graph_max_tokens if config.cuda_graphs else 0
+
+    def open_gpu(heads: Heads) -> Attention:
+        return open_attention(config.attention, heads, device=device, dtype=dtype, graph_max_tokens=limit)
+
+    return Kit(ops=fused, linear=linear.plain, attention=noted(open_gpu)), made
+
+
+def _engine(
+    network: EmbeddingNetwork, info: ModelInfo, config: RoseConfig, metrics: Metrics | None, device: torch.device
+) -> Engine:
+    if device.type == "cpu":
+        return CpuEngine(network, info, metrics)
+    from hortus.rose.gpu import GpuEngine
+
+    return GpuEngine(network, info, config, metrics)
+
+
+def prove(engine: Engine) -> None:
+    """Run three sequences and look at the rows: a model that cannot give numbers must not start."""
+    info = engine.info
+    lengths = [min(n, info.max_tokens) for n in (1, 16, 5)]
+    batch = TokenBatch.of([[i % info.vocab_size for i in range(1, n + 1)] for n in lengths])
+    try:
+        rows = engine.step(batch).result()
+    except RequestError as e:
+        engine.close()
+        raise StartError(f"{info.name}: the first step failed: {e}") from e
+    if rows.shape != (3, info.width) or not np.isfinite(rows).all():
+        engine.close()
+        raise StartError(
+            f"{info.name}: the first step gave NaN or infinite values in {info.dtype}; the weights may be damaged, or "
+            "the format too narrow for them: try --dtype float32"
+        )

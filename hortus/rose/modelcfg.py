@@ -1,0 +1,79 @@
+"""From a folder's config.json to a network: finds the family, reads the weights, joins trunk and head.
+
+Does not know devices (it is given a Kit), batches, or what is inside a family.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hortus.errors import StartError
+from hortus.folder import ModelFolder
+from hortus.rose import loader
+from hortus.rose.heads import Head, plan_head
+from hortus.rose.models import Family, Kit, Spec, Trunk, find
+from hortus.rose.network import Inputs
+from hortus.types import Int32
+
+
+def read_spec(config: dict[str, Any]) -> tuple[Family, Spec]:
+    """config.json -> the family's own frozen spec. StartError names what is not supported. Pure but for one import."""
+    if not isinstance(model_type := config.get("model_type"), str):
+        raise StartError("config.json has no model_type, so the architecture is not known")
+    family = find(model_type)
+    if config.get("quantization_config"):
+        raise StartError("config.json: quantization_config: quantised weights are not supported")
+    return family, family.spec_from_config(config)
+
+
+class EmbeddingNetwork:
+    """Trunk and head as one function: a Network."""
+
+    def __init__(self, trunk: Trunk, head: Head, parameters: int) -> None:
+        self._trunk, self._head = trunk, head
+        self.head = head.plan
+        self.width = head.plan.width
+        self.parameters = parameters
+        self.longest_matters = True
+        """False when no attention backend reads max_seqlen inside a graph. Set by engine.py, read by gpu.py."""
+
+    def plan(self, cu_seqlens_cpu: Int32, cu_seqlens: Tensor, max_seqlen: int) -> None:
+        self._trunk.plan(cu_seqlens_cpu, cu_seqlens, max_seqlen)
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """[N, width] float32."""
+        return self._head(self._trunk.forward(inputs), inputs.cu_seqlens)
+
+
+def build_network(
+    folder: ModelFolder,
+    family: Family,
+    spec: Spec,
+    kit: Kit,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    load_format: str = "auto",
+) -> EmbeddingNetwork:
+    """The folder's model on a device. load_format: RoseConfig's. Raises StartError."""
+    head = Head(plan_head(folder, spec.hidden), kit.ops, device, load_format)  # first: it fails sooner
+    shapes = family.shapes(spec)
+    if load_format == "dummy":
+        weights = loader.dummy_weights(shapes, device=device, dtype=dtype)
+    else:
+        weights = loader.read_weights(
+            folder.transformer,
+            shapes,
+            device=device,
+            dtype=dtype,
+            prefixes=family.prefixes,
+            renames=family.renames,
+            ignored=family.ignored,
+        )
+    parameters = sum(w.numel() for w in weights.values()) + head.parameters
+    trunk = family.build(spec, weights, kit)
+    assert not weights, f"the trunk left weights behind: {sorted(weights)[:4]}"
+    return EmbeddingNetwork(trunk, head, parameters)
