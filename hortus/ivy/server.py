@@ -35,9 +35,11 @@ first resets a request that is just being sent."""
 
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket; StartError when the address cannot be had. Port 0 takes a free one."""
+    if not 0 <= port <= 65535:
+        raise StartError(f"--port {port}: ports are 0 to 65535")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError, OverflowError) as e:
+    except (OSError, UnicodeError) as e:
         raise StartError(f"--host {host} --port {port}: {e}") from None
     family, kind, proto, _, address = found[0]
     sock = socket.socket(family, kind, proto)
@@ -45,9 +47,9 @@ def bind(host: str, port: int) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
         sock.listen(BACKLOG)
-    except (OSError, OverflowError) as e:
+    except OSError as e:
         sock.close()
-        reason = e.strerror.lower() if isinstance(e, OSError) and e.strerror else str(e)
+        reason = (e.strerror or str(e)).lower()
         raise StartError(
             f"cannot listen on {host} port {port}: {reason} (--host, --port; port 0 takes a free one)"
         ) from None

