@@ -121,7 +121,7 @@ async def _serve(model: str, config: Config) -> int:
         scheduler = Scheduler(engine, config.tulip, metrics)
         await scheduler.start()
         closing.push_async_callback(scheduler.close)
-        app.open(folder, engine.info, scheduler, probe=scheduler.probe)
+        await asyncio.to_thread(app.open, folder, engine.info, scheduler, probe=scheduler.probe)  # reads the tokenizer
         print(banner(engine.info, config, address, time.monotonic() - begin), flush=True)  # noqa: T201
 
     async with closing:
