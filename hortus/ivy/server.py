@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from types import FrameType
 from typing import Any, cast
 
+import httptools
 import msgspec
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -103,7 +104,49 @@ async def _load(started: Started | None, address: str) -> None:
 
 
 class _Protocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1, with its one own answer, to bytes that are not HTTP, in the shape of all our errors."""
+    """uvicorn's HTTP/1.1 with two changes.
+
+    Offers to upgrade are declined by answering as usual. Java's HttpClient offers h2c with every request to a plain port; the
+    parser takes such a request to end with its head, so that its body is lost and the connection with it. Here the head is
+    read again without the offer, by a fresh parser, which then finds the body.
+
+    And uvicorn's one own answer, to bytes that are not HTTP, gets the shape of all our errors.
+    """
+
+    _offer = False
+    """The head being read offers an upgrade."""
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            while data:
+                try:
+                    self.parser.feed_data(data)
+                    return
+                except httptools.HttpParserUpgrade as stop:
+                    if not self._offer:  # CONNECT: there is nothing to go on with
+                        raise httptools.HttpParserError from None
+                    data = self._head_without_offer() + data[stop.args[0] :]
+                    self._offer = False
+                    self.parser = httptools.HttpRequestParser(self)
+        except httptools.HttpParserError:
+            self.send_400_response("")
+
+    def on_headers_complete(self) -> None:
+        self._offer = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+        if not self._offer:
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self._offer:
+            super().on_message_complete()
+
+    def _head_without_offer(self) -> bytes:
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        lines += [b"%b: %b" % (name, value) for name, value in self.headers if name not in (b"upgrade", b"connection")]
+        if not self.parser.should_keep_alive():
+            lines.append(b"connection: close")
+        return b"\r\n".join([*lines, b"", b""])
 
     def send_400_response(self, msg: str) -> None:
         told = {

@@ -87,7 +87,7 @@ class Tokenizer:
 
         InvalidInput: a text of no tokens. TooLong: more than max_tokens and not `truncate`.
         """
-        lists: list[list[int]] = [e.ids for e in self._inner.encode_batch_fast(list(texts))]
+        lists: list[list[int]] = [e.ids for e in self._inner.encode_batch_fast(texts)]
         for i, ids in enumerate(lists):
             if not ids:
                 raise InvalidInput(

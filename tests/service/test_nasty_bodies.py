@@ -162,3 +162,48 @@ def test_old_http_and_head(server):
             data += part
     assert data.startswith(b"HTTP/1.1 200")
     assert data.endswith(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (b"GET /health?x=1", 200),
+        (b"GET http://example.org/health", 200),
+        (b"GET //health", 404),
+        (b"GET /%ff%00%0d%0a", 404),
+        (b"GET /v1/models/a%2Fb", 404),
+        (b"GET /\xff", 400),
+        (b"OPTIONS *", 404),
+        (b"CONNECT example.org:443", 400),
+        (b"DELETE /v1/models/mini", 405),
+        (b"TRACE /health", 405),
+    ],
+    ids=repr,
+)
+def test_odd_targets_get_an_answer(server, line, expected):
+    status, body = server.raw(line + b" HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert status == expected
+    assert status == 200 or error(body)
+
+
+@pytest.mark.parametrize("upgrade", [b"h2c", b"websocket", b"nonsense"])
+def test_an_offer_to_upgrade_is_declined_by_a_plain_answer(server, upgrade):
+    """Java's HttpClient offers h2c with every request to a plain port."""
+    offer = (
+        b"connection: upgrade, http2-settings",
+        b"upgrade: " + upgrade,
+        b"http2-settings: AAMAAABkAARAAAAAAAIAAAAA",
+    )
+    with server.connect() as sock:
+        for _ in range(3):
+            sock.sendall(post(GOOD, *offer))
+            assert read_answer(sock)[0] == 200
+        whole = post(GOOD, *offer)
+        for part in whole[:60], whole[60:-10], whole[-10:-3], whole[-3:]:
+            sock.sendall(part)
+            time.sleep(0.01)
+        assert read_answer(sock)[0] == 200
+        sock.sendall(chunked(GOOD).replace(b"host: x", b"\r\n".join([b"host: x", *offer])))
+        assert read_answer(sock)[0] == 200
+        sock.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n" + b"\r\n".join(offer) + b"\r\n\r\n")
+        assert read_answer(sock)[0] == 200
