@@ -34,8 +34,11 @@ KEEP_ALIVE_S = 75
 first resets a request that is just being sent."""
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; StartError when the address cannot be had. Port 0 takes a free one."""
+def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
+    """A listening socket; StartError when the address cannot be had. Port 0 takes a free one.
+
+    reuse_port: other processes that say so too may listen on the same port; the kernel deals connections out.
+    """
     if not 0 <= port <= 65535:
         raise StartError(f"--port {port}: ports are 0 to 65535")
     try:
@@ -46,6 +49,8 @@ def bind(host: str, port: int) -> socket.socket:
     sock = socket.socket(family, kind, proto)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind(address)
         sock.listen(BACKLOG)
     except OSError as e:
@@ -73,7 +78,7 @@ async def serve(
     Draining: no new connections, 503 to new requests, requests in flight get config.drain_s seconds, those that are left
     then get 503. A second signal ends the process at once. StartError when the port cannot be had.
     """
-    sock = bind(config.host, config.port)
+    sock = bind(config.host, config.port, reuse_port=config.reuse_port)
     stop = asyncio.Event() if stop is None else stop
     server = _server(app, config)
     loading = asyncio.create_task(_load(started, address_of(sock)))
