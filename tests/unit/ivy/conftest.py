@@ -12,7 +12,6 @@ from ivy_stubs import INFO, Client, make
 
 from hortus.folder import ModelFolder, read_json
 
-
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
