@@ -29,7 +29,8 @@ def host(b: Bench) -> None:
         batch = b.batch(*lengths)
         for _ in range(3):
             engine.step(batch).result()
-        enqueue, collect = [], []
+        enqueue: list[float] = []
+        collect: list[float] = []
         end = time.perf_counter() + 2
         while len(enqueue) < 300 and time.perf_counter() < end:
             started = time.perf_counter()
@@ -144,7 +145,8 @@ def overlap(b: Bench) -> None:
         for _ in range(3):
             engine.step(batch).result()
         for depth in (1, 2):
-            ms, waiting = [], [engine.step(batch) for _ in range(depth - 1)]
+            ms: list[float] = []
+            waiting = [engine.step(batch) for _ in range(depth - 1)]
             last = time.perf_counter()
             end = last + 2
             while len(ms) < 200 and last < end:
