@@ -95,9 +95,9 @@ class Picked:
         limit), so that what ran in the warm-up is what runs later."""
         captured = tokens <= self._graph_max_tokens
         names = self._in_graph if captured else self._eager
-        key = ((tokens - 1).bit_length() + (0 if captured else 64), (longest - 1).bit_length())
+        key = ((int(tokens) - 1).bit_length() + (0 if captured else 64), (int(longest) - 1).bit_length())
         if (found := self._choices.get(key)) is None:
-            rounded = 1 << (tokens - 1).bit_length(), 1 << (longest - 1).bit_length()
+            rounded = 1 << (tokens - 1).bit_length(), 1 << (int(longest) - 1).bit_length()
             found = self._choices[key] = choose(TABLE, self._gpu, self._heads, *rounded, names)
         return found
 
