@@ -124,7 +124,12 @@ class ModelInfo:
     family: str = "fake"
     """The architecture, as config.json's model_type says it."""
     width: int
-    """Values a row, before any cut to `dimensions`."""
+    """Values a row, before any cut to `dimensions`; for a classifier its labels, for a sparse model its vocabulary."""
+    kind: str = "embed"
+    """What a row is: embed (a vector), classify (a logit a label; one label: a reranker's score), sparse (a weight a
+    vocabulary entry), tokens (a vector a token, late interaction)."""
+    labels: tuple[str, ...] = ()
+    """A classifier's label names, in order."""
     max_tokens: int
     """Longest sequence, special tokens included (the sentence-transformers limit when the folder has one)."""
     vocab_size: int
