@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q install -c constraints.txt
 
-.PHONY: help serve test lint gpu bench-cpu clean
+.PHONY: help serve test lint gpu bench-cpu constraints clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/' | expand -t 14
@@ -38,6 +38,11 @@ $(VENV)/.demo: $(VENV)/.venv pyproject.toml constraints.txt
 $(VENV)/.dev: $(VENV)/.venv pyproject.toml constraints.txt
 	$(PIP) -e '.[cpu,demo,dev]'
 	@touch $@ $(VENV)/.demo
+
+constraints: $(VENV)/.dev  ## pin what is installed now (to refresh: empty constraints.txt, make test, make constraints)
+	@{ echo "# Every package, direct or not, at the version the tests ran with. Written by: make constraints"; \
+	  $(BIN)/python -m pip freeze --exclude hortus --exclude-editable | sed 's/+cpu$$//' | LC_ALL=C sort -f; } > constraints.txt.new
+	@mv constraints.txt.new constraints.txt
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
