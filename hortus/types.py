@@ -38,6 +38,12 @@ class TokenBatch:
     """[sequences + 1] int32, cumulative lengths, starts with 0 (FlashAttention's name and layout)."""
     token_types: UInt8 | None = None
     """[total_tokens] uint8 segment of a pair; None means all zero. Filled by ivy/tokenize."""
+    spans: Int32 | None = None
+    """[rows, 2] int32 token ranges (first, end) in the packed row, in order of their sequences, each inside one sequence and
+    not empty: one row of the result is pooled from each. None: one row a sequence, from all its tokens. Filled by Ivy, for
+    chunks of a document and for a vector a token."""
+    span_counts: Int32 | None = None
+    """[sequences] int32 spans of each sequence, at least one; None exactly when `spans` is."""
 
     def __len__(self) -> int:
         """Number of sequences."""
@@ -46,6 +52,18 @@ class TokenBatch:
     @property
     def total_tokens(self) -> int:
         return int(self.cu_seqlens[-1])
+
+    @property
+    def rows(self) -> int:
+        """Rows that the result will have."""
+        return len(self.cu_seqlens) - 1 if self.spans is None else len(self.spans)
+
+    def rows_of(self, lo: int, hi: int) -> tuple[int, int]:
+        """(first row, end) of sequences lo..hi-1 in the result."""
+        if self.span_counts is None:
+            return lo, hi
+        first = int(self.span_counts[:lo].sum())
+        return first, first + int(self.span_counts[lo:hi].sum())
 
     @property
     def lengths(self) -> Int32:
@@ -69,7 +87,11 @@ class TokenBatch:
             return self
         a, b = int(self.cu_seqlens[lo]), int(self.cu_seqlens[hi])
         types = None if self.token_types is None else self.token_types[a:b]
-        return TokenBatch(self.ids[a:b], self.cu_seqlens[lo : hi + 1] - np.int32(a), types)
+        cu = self.cu_seqlens[lo : hi + 1] - np.int32(a)
+        if self.spans is None or self.span_counts is None:
+            return TokenBatch(self.ids[a:b], cu, types)
+        first, end = self.rows_of(lo, hi)
+        return TokenBatch(self.ids[a:b], cu, types, self.spans[first:end] - np.int32(a), self.span_counts[lo:hi])
 
     @staticmethod
     def merge(parts: Sequence[TokenBatch]) -> TokenBatch:
@@ -87,7 +109,15 @@ class TokenBatch:
             types = np.concatenate(
                 [p.token_types if p.token_types is not None else np.zeros(len(p.ids), np.uint8) for p in parts]
             )
-        return TokenBatch(ids, cu, types)
+        if all(p.spans is None for p in parts):
+            return TokenBatch(ids, cu, types)
+        spans = np.concatenate([p._all_spans() + np.int32(at) for p, at in zip(parts, starts, strict=True)])
+        counts = [np.ones(len(p), np.int32) if p.span_counts is None else p.span_counts for p in parts]
+        return TokenBatch(ids, cu, types, spans, np.concatenate(counts))
+
+    def _all_spans(self) -> Int32:
+        """The spans, also where None stands for one a sequence."""
+        return np.stack([self.cu_seqlens[:-1], self.cu_seqlens[1:]], axis=1) if self.spans is None else self.spans
 
 
 @dataclass(slots=True)
@@ -109,7 +139,7 @@ class Result:
     """What an Encoder answers for one TokenBatch."""
 
     rows: Float32
-    """[sequences, width] float32, in the order of the sequences. Not yet cut, normalised or quantised."""
+    """[rows, width] float32, in the order of the sequences (and of their spans). Not yet cut, normalised or quantised."""
     timings: Timings = field(default_factory=Timings)
 
 
@@ -152,7 +182,7 @@ class LazyTensor(Protocol):
         """True once result() would not wait. Never blocks, callable from any thread."""
 
     def result(self) -> Float32:
-        """[sequences, width] float32 on the host. Waits without holding the GIL; raises EngineError on a failed step.
+        """[rows, width] float32 on the host. Waits without holding the GIL; raises EngineError on a failed step.
 
         The array belongs to the caller: the engine does not write to it again.
         """
@@ -179,7 +209,7 @@ class Encoder(Protocol):
     """What Ivy sends token batches to: Tulip in this process, or a stub for one far away."""
 
     async def encode(self, batch: TokenBatch, *, deadline: float | None = None) -> Result:
-        """Rows for every sequence, in order.
+        """Rows for every sequence (every span of it, where the batch has spans), in order.
 
         deadline: time.monotonic() seconds after which the answer is of no use. Cancelling the awaiting task drops what
         has not been started. Raises Overloaded, DeadlineExceeded, Draining, EngineError (see errors.py).

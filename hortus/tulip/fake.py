@@ -17,14 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from hortus.folder import ModelFolder
-from hortus.types import Float32, ModelInfo, TokenBatch
+from hortus.types import Float32, Int32, ModelInfo, TokenBatch
 
 
 def fake_rows(batch: TokenBatch, width: int) -> Float32:
-    """[sequences, width] float32: each row a pure function of its own ids, their order and their token types.
+    """[rows, width] float32: each row a pure function of its own ids, their order, their token types and its span.
 
     A sequence's bytes are hashed to 64 bits, and the row is that seed times fixed odd numbers, the top halves of the
-    products read as numbers in [-1, 1). Rows are finite, never zero, of length about 1.
+    products read as numbers in [-1, 1). Rows are finite, never zero, of length about 1. A span over a whole sequence gives
+    the row that the sequence has without spans.
     """
     raw, cu = batch.ids.tobytes(), batch.cu_seqlens.tolist()
     seeds = [blake2b(raw[4 * a : 4 * b], digest_size=8).digest() for a, b in pairwise(cu)]
@@ -33,11 +34,27 @@ def fake_rows(batch: TokenBatch, width: int) -> Float32:
         for i, (a, b) in enumerate(pairwise(cu)):
             if any(types[a:b]):  # all zero is the same as none
                 seeds[i] = blake2b(seeds[i] + types[a:b], digest_size=8).digest()
+    if batch.spans is not None:
+        owners = owners_of(batch).tolist()
+        seeds = [
+            seeds[i] if (a, b) == (cu[i], cu[i + 1]) else _mixed(seeds[i], a - cu[i], b - cu[i])
+            for i, (a, b) in zip(owners, batch.spans.tolist(), strict=True)
+        ]
     odd = np.frombuffer(b"".join(seeds), "<u8") | np.uint64(1)
     products = odd[:, None] * _factors(width)
     scale = np.float32((3.0 / width) ** 0.5 / 2**31)
     rows: Float32 = np.multiply(products.view("<i4")[:, 1::2], scale, dtype=np.float32)
     return rows
+
+
+def owners_of(batch: TokenBatch) -> Int32:
+    """[rows] int32: the sequence that each row comes from."""
+    owners = np.arange(len(batch), dtype=np.int32)
+    return owners if batch.span_counts is None else np.repeat(owners, batch.span_counts)
+
+
+def _mixed(seed: bytes, first: int, end: int) -> bytes:
+    return blake2b(seed + b"%d,%d" % (first, end), digest_size=8).digest()
 
 
 @cache
@@ -71,10 +88,15 @@ class FakeEngine:
         batch_tokens: int = 16384,
         name: str = "fake",
         normalize: bool = False,
+        kind: str = "embed",
+        labels: tuple[str, ...] = (),
     ) -> None:
+        """kind, labels: as in ModelInfo. A classifier's width is the number of its labels."""
         self._info = ModelInfo(
             name=name,
-            width=width,
+            width=len(labels) or width,
+            kind=kind,
+            labels=labels,
             max_tokens=max_tokens,
             vocab_size=vocab_size,
             batch_tokens=batch_tokens,
@@ -121,7 +143,7 @@ class FakeEngine:
         rows = fake_rows(batch, self._info.width)
         if self.nan_id is not None:
             hits = np.add.reduceat(batch.ids == self.nan_id, batch.cu_seqlens[:-1], dtype=np.int32)
-            rows[hits > 0] = np.nan
+            rows[(hits > 0)[owners_of(batch)]] = np.nan
         error = self.result_errors.get(number)
         if self.fail_id is not None and (batch.ids == self.fail_id).any():
             error = RuntimeError(f"token id {self.fail_id} fails on purpose")

@@ -34,6 +34,7 @@ class Flight(Generic[W]):
     slices: list[Slice[W]]
     """Whose sequences it holds; none: a probe of one token."""
     sequences: int
+    rows: int
     tokens: int
     handed: float
     """When it was handed to the pump, monotonic seconds."""
@@ -42,7 +43,7 @@ class Flight(Generic[W]):
 class Pump(Generic[W]):
     """The engine's two threads. `answered(flight, rows, error, at)` is called on the loop once for every flight.
 
-    rows: [sequences, width] of the whole batch, or None and the error; at: when they were on the host. The slices of
+    rows: [rows, width] of the whole batch, or None and the error; at: when they were on the host. The slices of
     works that are cut over several batches have been copied into `work.rows` by then.
     """
 
@@ -109,14 +110,15 @@ class Pump(Generic[W]):
     def _finish(self, flight: Flight[W], lazy: LazyTensor) -> None:
         try:
             rows = lazy.result()
-            if rows.shape != (flight.sequences, self._width) or rows.dtype != np.float32:
-                wanted = f"float32 {(flight.sequences, self._width)}"
+            if rows.shape != (flight.rows, self._width) or rows.dtype != np.float32:
+                wanted = f"float32 {(flight.rows, self._width)}"
                 raise EngineError(f"the engine gave rows of {rows.dtype} {rows.shape}, not {wanted}")
             start = 0
             for work, lo, hi in flight.slices:
+                first, end = work.batch.rows_of(lo, hi)
                 if work.rows is not None:
-                    work.rows[lo:hi] = rows[start : start + hi - lo]
-                start += hi - lo
+                    work.rows[first:end] = rows[start : start + end - first]
+                start += end - first
         except BaseException as e:  # noqa: BLE001 - as above
             self._post(flight, None, e)
             return

@@ -221,10 +221,15 @@ class Scheduler:
             work.handed = work.handed or now
             if work.rows is None and hi - lo < len(work.batch):
                 try:
-                    work.rows = np.empty((len(work.batch), self._width), np.float32)
+                    work.rows = np.empty((work.batch.rows, self._width), np.float32)
                 except MemoryError:
                     self._fail(work, OutOfMemory("no memory for the rows of this request"), "engine_error")
-        self._send(Flight(taken.slices, taken.sequences, taken.tokens, now))
+        rows = taken.sequences
+        for work, lo, hi in taken.slices:
+            if work.batch.spans is not None:
+                first, end = work.batch.rows_of(lo, hi)
+                rows += end - first - (hi - lo)
+        self._send(Flight(taken.slices, taken.sequences, rows, taken.tokens, now))
         # Counted while the engine works.
         self._metrics.batch_tokens.observe(taken.tokens)
         self._metrics.batch_sequences.observe(taken.sequences)
@@ -239,7 +244,7 @@ class Scheduler:
         self._keep_watch()
 
     def _send_probe(self) -> None:
-        self._send(Flight([], 1, 1, time.monotonic()))
+        self._send(Flight([], 1, 1, 1, time.monotonic()))
 
     # A batch: back
 
@@ -264,7 +269,8 @@ class Scheduler:
     def _give(self, flight: Flight[_Request], rows: Float32, at: float) -> None:
         start = 0
         for work, lo, hi in flight.slices:
-            stop = start + hi - lo
+            first, end = work.batch.rows_of(lo, hi)
+            stop = start + end - first
             work.unanswered -= hi - lo
             if work.unanswered == 0 and not work.future.done():
                 timings = Timings(0.0, (work.handed - work.enqueued) * 1000, (at - work.handed) * 1000)

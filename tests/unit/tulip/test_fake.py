@@ -70,3 +70,18 @@ def test_faults():
     engine.release()
     assert lazy.ready()
     assert list(engine.shapes) == [(3, 4), (1, 1), (1, 1), (1, 1)]
+
+
+def test_spans_have_rows_of_their_own():
+    plain = TokenBatch.of([[1, 2, 3], [4, 5]])
+    spans = np.array([[0, 3], [1, 2], [3, 4], [4, 5]], np.int32)
+    rows = fake_rows(TokenBatch(plain.ids, plain.cu_seqlens, None, spans, np.array([2, 2], np.int32)), 8)
+    np.testing.assert_array_equal(rows[0], fake_rows(plain, 8)[0])
+    assert len({r.tobytes() for r in rows}) == 4
+    alone = TokenBatch(plain.ids[3:], np.array([0, 2], np.int32), None, spans[2:] - 3, np.array([2], np.int32))
+    np.testing.assert_array_equal(rows[2:], fake_rows(alone, 8))
+
+
+def test_a_classifier_is_as_wide_as_its_labels():
+    info = FakeEngine(kind="classify", labels=("no", "yes")).info
+    assert (info.width, info.kind, info.labels) == (2, "classify", ("no", "yes"))

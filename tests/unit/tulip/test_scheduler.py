@@ -122,6 +122,18 @@ async def test_token_types_reach_the_engine():
         np.testing.assert_array_equal(b.rows, fake_rows(ONE, WIDTH))
 
 
+@pytest.mark.parametrize("max_batch_tokens", [10, 1000])
+async def test_spans_give_a_row_each_also_over_several_batches(max_batch_tokens):
+    plain = TokenBatch.of([[i] * (i % 5 + 1) for i in range(20)])
+    spans = np.array([(j, j + 1) for j in range(plain.total_tokens)], np.int32)
+    tokens = TokenBatch(plain.ids, plain.cu_seqlens, None, spans, plain.lengths)
+    async with running(max_batch_tokens=max_batch_tokens) as (tulip, engine):
+        answers = await asyncio.gather(tulip.encode(tokens), tulip.encode(plain), tulip.encode(tokens))
+        for batch, result in zip((tokens, plain, tokens), answers, strict=True):
+            np.testing.assert_array_equal(result.rows, fake_rows(batch, WIDTH))
+        assert sum(n for n, _ in engine.shapes) == 60
+
+
 async def test_an_idle_scheduler_keeps_no_batch_alive():
     async with running() as (tulip, _):
         result = await tulip.encode(TokenBatch.of([[1], [2]]))
