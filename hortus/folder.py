@@ -120,6 +120,8 @@ def _describe(path: Path, name: str, max_length: int | None) -> ModelFolder:
     if not config:
         raise StartError(f"{transformer}: no config.json; is this a model folder in Hugging Face's layout?")
     described = read_json(path / "config_sentence_transformers.json")
+    if (kind := described.get("model_type", "SentenceTransformer")) != "SentenceTransformer":
+        raise StartError(f"{path}: a {kind} of sentence-transformers; only SentenceTransformer models can be served")
     prompts = described.get("prompts") or {}
     default = described.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(p, str | None) for p in prompts.values()):
@@ -192,6 +194,10 @@ def transformer_settings(transformer: Path) -> dict[str, Any]:
             task = found.get("transformer_task", "feature-extraction")
             if task != "feature-extraction":
                 raise StartError(f"{transformer / name}: transformer_task {task!r} is not supported")
+            text = (found.get("modality_config") or {}).get("text") or {}
+            output = text.get("method_output_name", "last_hidden_state")
+            if output not in ("last_hidden_state", None):
+                raise StartError(f"{transformer / name}: method_output_name {output!r} is not supported")
             return found
     return {}
 

@@ -109,7 +109,7 @@ def _kit(config: RoseConfig, device: torch.device, dtype: torch.dtype) -> tuple[
         return run
 
     if device.type == "cpu":
-        return Kit(ops=twin, linear=linear.packed, attention=noted(TwinAttention)), made
+        return Kit(ops=twin, linear=linear.swapped, attention=noted(TwinAttention)), made
     from hortus.rose.attention.pick import open_attention
     from hortus.rose.kernels import fused
 

@@ -90,6 +90,7 @@ def plan_head(folder: ModelFolder, hidden: int) -> HeadPlan:
         rest = rest[:-1]  # rows are quantised at output, in the encoding that a request asks for
     normalize = bool(rest) and rest[-1].kind == "Normalize"
     while rest and rest[-1].kind == "Normalize":
+        _check_keys(rest[-1])
         rest = rest[:-1]
     width = hidden * len(modes)
     steps: list[DenseSpec | None] = []

@@ -38,6 +38,8 @@ class TwinAttention:
                     self._masks[length] = (gap.abs() <= window) & ((gap >= 0) | (not self._heads.causal))
 
     def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if q.stride(-1) != 1:  # PyTorch's fast kernel wants heads whole
+            q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
         if len(self._runs) == 1:
             _, count, length = self._runs[0]
             return self._dense(q, k, v, count, length)

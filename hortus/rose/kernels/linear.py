@@ -26,7 +26,7 @@ class Linear(Protocol):
     """y = activation(x weight^T + bias)."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: [T, in] -> [T, out], the same dtype."""
+        """x: [T, in] -> [T, out], the same dtype. Either may have any strides: see `swapped`."""
 
 
 class LinearFactory(Protocol):
@@ -45,18 +45,29 @@ def plain(weight: Tensor, bias: Tensor | None = None, activation: str | None = N
     return run
 
 
-_IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": torch.ops.aten.gelu_,
-    "relu": torch.relu_,
-}
+FEW = 32
+"""Up to this many tokens, `swapped` multiplies the other way round. Measured: docs/decisions/002-cpu-path.md."""
+
+_IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {"gelu": torch.ops.aten.gelu_, "relu": torch.relu_}
 
 
-def packed(weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Linear:
-    """The CPU's."""
+def swapped(weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Linear:
+    """The CPU's: for few tokens (weight x^T)^T, so that the library splits and streams the weight, not the few tokens.
+
+    The library copies one operand into its own layout at every call. For few tokens that copy, of the whole weight, is
+    most of the time; asked the other way round, it copies the tokens instead. The result is left
+    transposed: most readers do not mind.
+    """
     act = (_IN_PLACE.get(activation) or ACTIVATIONS[activation]) if activation else None
+    column = None if bias is None else bias.unsqueeze(1)
 
     def run(x: Tensor) -> Tensor:
-        y = F.linear(x, weight, bias)
-        return act(y) if act else y
+        if x.shape[0] > FEW:
+            y = F.linear(x, weight, bias)
+            return act(y) if act else y
+        y = torch.mm(weight, x.t()) if column is None else torch.addmm(column, weight, x.t())
+        if act:
+            y = act(y)
+        return y.t()
 
     return run

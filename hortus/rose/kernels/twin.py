@@ -41,7 +41,7 @@ def embed_layer_norm(
 
 def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """LayerNorm(x + residual) -> [T, H] (post-norm, BERT)."""
-    return F.layer_norm(x + residual, (x.shape[-1],), weight, bias, eps)
+    return F.layer_norm(residual + x, (x.shape[-1],), weight, bias, eps)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -102,25 +102,22 @@ def pool(x: Tensor, cu_seqlens: Tensor, mode: str) -> Tensor:
     mode: mean, cls (first token), last, max, mean_sqrt_len, weightedmean (weights 1..n, as sentence-transformers).
     Sums accumulate in float32. A sequence of no tokens (a padding slot of a graph) gives a row of zeros.
     """
-    cu = cu_seqlens.long()
-    start, length = cu[:-1], cu.diff()
     if mode in ("cls", "last"):
-        index = start if mode == "cls" else cu[1:] - 1
+        cu = cu_seqlens.long()
+        index = cu[:-1] if mode == "cls" else cu[1:] - 1
         rows = x[index.clamp(0, x.shape[0] - 1)].float()
-        return rows.masked_fill((length == 0).unsqueeze(1), 0.0)
-    total = int(cu[-1])
-    segment = torch.repeat_interleave(torch.arange(len(length), device=x.device), length, output_size=total)
-    body = x[:total].float()
-    out = body.new_zeros(len(length), x.shape[1])
-    if mode == "max":
-        out.fill_(-torch.inf).index_reduce_(0, segment, body, "amax")
-        return out.masked_fill((length == 0).unsqueeze(1), 0.0)
-    weight = length.float()
+        return rows.masked_fill((cu.diff() == 0).unsqueeze(1), 0.0)
+    # A bag of rows is a sequence: one call, parallel over sequences, each summed in its order, 0 for an empty one.
+    at = torch.arange(int(cu_seqlens[-1]), device=x.device, dtype=cu_seqlens.dtype)
+    x = x.float()
+    if mode in ("mean", "max"):
+        return F.embedding_bag(at, x, cu_seqlens, mode=mode, include_last_offset=True)
+    n = cu_seqlens.diff()
+    weights: Tensor | None = None
     if mode == "weightedmean":
-        rank = torch.arange(total, device=x.device) - start[segment] + 1
-        body = body * rank.float().unsqueeze(1)
-        weight = weight * (weight + 1) / 2
-    elif mode == "mean_sqrt_len":
-        weight = weight.sqrt()
-    out.index_add_(0, segment, body)
-    return out / weight.clamp(min=1e-9).unsqueeze(1)
+        weights = (at - torch.repeat_interleave(cu_seqlens[:-1], n) + 1).float()
+        total = n.float() * (n.float() + 1) / 2
+    else:
+        total = n.float().sqrt()
+    rows = F.embedding_bag(at, x, cu_seqlens, mode="sum", per_sample_weights=weights, include_last_offset=True)
+    return rows / total.clamp(min=1e-9).unsqueeze(1)

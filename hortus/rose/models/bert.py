@@ -181,7 +181,7 @@ class Bert:
             inputs.ids, inputs.positions, types, self._word, position, segment, *self._norm, eps
         )
         for layer in self._layers:
-            qkv = layer.qkv(x).view(-1, 3 * h.heads, h.head_dim)
+            qkv = layer.qkv(x).contiguous().view(-1, 3 * h.heads, h.head_dim)
             q, k, v = torch.split(qkv, h.heads, 1)
             a = self._attention.run(q, k, v).flatten(1)
             x = ops.add_layer_norm(layer.out(a), x, *layer.attention_norm, eps)
