@@ -99,7 +99,7 @@ def open_folder(
     more). The other arguments are RoseConfig's. Raises StartError, which says what to do.
     """
     place = Path(model).expanduser()
-    if place.is_dir():
+    if model and place.is_dir():
         path = place.resolve()
         name = path.name
     elif place.is_file():
