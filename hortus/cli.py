@@ -1,9 +1,11 @@
 """The command line: parses, wires the parts together, and prints what a person wants to see. No logic of its own.
 
-    hortus serve MODEL [--flags]     Ivy, Tulip and ROSE in one process
+    hortus serve MODEL [--flags]     Ivy, Tulip and ROSE; in one process, or several (--gateways, --replicas)
+    hortus tulip MODEL [--flags]     Tulip and ROSE behind gRPC
+    hortus ivy --replica HOST:PORT   a gateway over such schedulers
     hortus bench SUITE [...]         measure (hortus/bench)
 
-Flags are the fields of the three config dataclasses in kebab-case, so `hortus serve --help` is their documentation.
+Flags are the fields of the config dataclasses in kebab-case, so `hortus serve --help` is their documentation.
 """
 
 from __future__ import annotations
@@ -18,12 +20,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hortus import __version__, config
+from hortus.child import fail, tie_to_parent
 from hortus.errors import StartError
 
 _EPILOG = """\
 settings:
   Every flag is also an environment variable (HORTUS_PORT=8081) and a line in a TOML file (--config FILE, tables
-  [ivy] [tulip] [rose]). The command line wins over the environment, the environment over the file.
+  [ivy] [tulip] [rose] [link]). The command line wins over the environment, the environment over the file.
 
 how to choose:
   short queries, lowest latency    the defaults; keep --overlap-sequences
@@ -40,11 +43,39 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         return textwrap.wrap(" ".join(text.split()), width)
 
 
-def _add_knobs(parser: argparse.ArgumentParser) -> None:
-    titles = {"ivy": "Ivy, the HTTP gateway", "tulip": "Tulip, the scheduler", "rose": "ROSE, the engine"}
+_ONLY_TULIP = ("listen",)
+_ONLY_IVY = ("replica", "resolve_s")
+_ONLY_SERVE = ("gateways", "replicas")
+_TULIP_TOO = ("served_model_name", "drain_s", "log_level")
+
+
+def takes(command: str, section: str, name: str) -> bool:
+    """Whether a knob means anything to a command. Pure."""
+    if command == "serve":
+        return name not in _ONLY_TULIP + _ONLY_IVY
+    if command == "tulip":
+        return (
+            section in ("tulip", "rose")
+            or name in _TULIP_TOO
+            or (section == "link" and name not in (*_ONLY_IVY, *_ONLY_SERVE, "silence_s", "slow_start_s"))
+        )
+    return (section == "ivy" and name != "served_model_name") or (
+        section == "link" and name not in _ONLY_TULIP + _ONLY_SERVE
+    )
+
+
+def _add_knobs(parser: argparse.ArgumentParser, command: str) -> None:
+    titles = {
+        "ivy": "Ivy, the HTTP gateway",
+        "tulip": "Tulip, the scheduler",
+        "rose": "ROSE, the engine",
+        "link": "Several processes or machines",
+    }
     for section, cls in config.SECTIONS.items():
         group = parser.add_argument_group(titles[section])
         for f in dataclasses.fields(cls):
+            if not takes(command, section, f.name):
+                continue
             base, _ = config.field_type(cls, f.name)
             choices = f.metadata["choices"]
             default = f.default.__str__().lower() if base is bool else f.default
@@ -54,6 +85,7 @@ def _add_knobs(parser: argparse.ArgumentParser) -> None:
                 default=argparse.SUPPRESS,
                 # A bare `--auto-truncate` means true; the value is checked by config.parse, like every other source.
                 **({"nargs": "?", "const": "true"} if base is bool else {}),  # type: ignore[arg-type]
+                action="append" if f.metadata["many"] else "store",
                 metavar="{" + ",".join(choices) + "}" if choices else {bool: "BOOL", int: "N"}.get(base, "VALUE"),
                 help=f.metadata["help"].replace("%", "%%") + (f" [{default}]" if f.default is not None else ""),
             )
@@ -66,19 +98,27 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"hortus {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    serve = commands.add_parser(
-        "serve",
-        help="serve one model over HTTP, everything in one process",
-        description="Serve one model over HTTP: gateway, scheduler and engine in one process.",
-        epilog=_EPILOG,
-        formatter_class=_Help,
-        allow_abbrev=False,
-    )
-    serve.add_argument(
-        "model", metavar="MODEL", help="a folder, a Hugging Face hub id, or `demo` (all-MiniLM-L6-v2 from a package)"
-    )
-    serve.add_argument("--config", type=Path, metavar="FILE", help="TOML file with tables [ivy] [tulip] [rose]")
-    _add_knobs(serve)
+    model_help = "a folder, a Hugging Face hub id, or `demo` (all-MiniLM-L6-v2 from a package)"
+    for name, what, more, model in (
+        ("serve", "serve one model over HTTP", "Gateway, scheduler and engine, in one process or several.", True),
+        ("tulip", "the scheduler and engine alone, behind gRPC", "For `hortus ivy` on other machines.", True),
+        ("ivy", "the HTTP gateway alone", "Over `hortus tulip` processes, which --replica names.", False),
+    ):
+        command = commands.add_parser(
+            name,
+            help=what,
+            description=f"{what[0].upper()}{what[1:]}. {more}",
+            epilog=_EPILOG,
+            formatter_class=_Help,
+            allow_abbrev=False,
+        )
+        if model:
+            command.add_argument("model", metavar="MODEL", help=model_help)
+        command.add_argument(
+            "--config", type=Path, metavar="FILE", help="TOML file with tables [ivy] [tulip] [rose] [link]"
+        )
+        command.add_argument("--supervised", type=int, default=0, help=argparse.SUPPRESS)  # the supervisor's process id
+        _add_knobs(command, name)
     bench = commands.add_parser(
         "bench", help="measure Hortus; `hortus bench --help` lists the suites", add_help=False, allow_abbrev=False
     )
@@ -101,17 +141,44 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return bench_main(words[1:])
     args = vars(parser().parse_args(words))
-    args.pop("command")
-    model, file = args.pop("model"), args.pop("config")
+    command, model, file, parent = (args.pop(name, None) for name in ("command", "model", "config", "supervised"))
+    flags = {name: ",".join(text) if isinstance(text, list) else text for name, text in args.items()}
     try:
-        settings = config.load(file=file, environ=os.environ, flags=args)
+        settings = config.load(file=file, environ=os.environ, flags=flags)
         configure_logging(settings.ivy.log_level)
+        if parent:
+            tie_to_parent(parent)
+        return _run(command, model, settings, bool(parent))
+    except StartError as e:
+        if parent:
+            fail(str(e))
+        else:
+            print(f"hortus: {e}", file=sys.stderr)
+        return 1
+
+
+def _run(command: str, model: str, settings: config.Config, supervised: bool) -> int:
+    """The chosen command. Only `serve` in one process starts without gRPC."""
+    if command == "serve" and settings.link.gateways == 0 and settings.link.replicas == 1:
         from hortus.serve import serve
 
         return serve(model, settings)
-    except StartError as e:
-        print(f"hortus: {e}", file=sys.stderr)
-        return 1
+    try:
+        if command == "tulip":
+            from hortus.serve_tulip import serve_tulip
+
+            return serve_tulip(model, settings, supervised=supervised)
+        if command == "ivy":
+            from hortus.serve_ivy import serve_ivy
+
+            return serve_ivy(settings, supervised=supervised)
+    except ModuleNotFoundError as e:
+        if (e.name or "").partition(".")[0] in ("grpc", "grpc_health", "grpc_reflection", "google"):
+            raise StartError(f"several processes need the package {e.name}: pip install 'hortus[grpc]'") from None
+        raise
+    from hortus.supervise import supervise
+
+    return supervise(model, settings)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Every knob, in three frozen dataclasses; the CLI, the environment and the TOML file are built from their fields.
+"""Every knob, in four frozen dataclasses; the CLI, the environment and the TOML file are built from their fields.
 
-Order, the later wins: defaults, TOML file (`--config FILE`, tables [ivy] [tulip] [rose]), environment
+Order, the later wins: defaults, TOML file (`--config FILE`, tables [ivy] [tulip] [rose] [link]), environment
 (`HORTUS_<FIELD>`), command line (`--field`). Unknown names are refused in all three. Checked once, here; nothing reads
 the environment later.
 """
@@ -22,9 +22,14 @@ from hortus.errors import StartError
 ENV_PREFIX = "HORTUS_"
 
 
-def knob(default: Any, help: str, *, choices: tuple[str, ...] = (), low: float | None = None) -> Any:
-    """A dataclass field with what a person needs to choose it: `help` says what it does and how to choose."""
-    return dataclasses.field(default=default, metadata={"help": help, "choices": choices, "low": low})
+def knob(
+    default: Any, help: str, *, choices: tuple[str, ...] = (), low: float | None = None, many: bool = False
+) -> Any:
+    """A dataclass field with what a person needs to choose it: `help` says what it does and how to choose.
+
+    many: the flag may be given several times; its texts are joined by commas.
+    """
+    return dataclasses.field(default=default, metadata={"help": help, "choices": choices, "low": low, "many": many})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +38,9 @@ class IvyConfig:
 
     host: str = knob("127.0.0.1", "Address to listen on. 0.0.0.0 to be reached from other machines.")
     port: int = knob(8080, "Port to listen on; 0 takes a free one and prints it.", low=0)
+    reuse_port: bool = knob(
+        False, "Share the port with other gateways that set this too; the kernel deals connections out among them."
+    )
     served_model_name: str | None = knob(
         None, "Name that requests must give as `model`. Default: the hub id, or the folder's name."
     )
@@ -84,6 +92,11 @@ class TulipConfig:
         1_000_000,
         "Refuse (429 with Retry-After) when this many tokens wait: about tokens/s times the seconds clients wait.",
         low=1,
+    )
+    lanes: bool = knob(
+        True,
+        "Let short requests overtake bulk ones (those of more than a quarter of a step): a step takes the short ones first, "
+        "and bulk fills at most half a step. Turn off for strict first come, first served and full steps of bulk.",
     )
     in_flight: int = knob(
         2, "Batches handed to the engine and not yet answered. 2 hides the host's work behind the device's.", low=1
@@ -148,8 +161,63 @@ class RoseConfig:
     )
 
 
-Section = type[IvyConfig] | type[TulipConfig] | type[RoseConfig]
-SECTIONS: dict[str, Section] = {"ivy": IvyConfig, "tulip": TulipConfig, "rose": RoseConfig}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkConfig:
+    """Several processes or machines: how many, and what runs between Ivy and Tulip (gRPC; needs the `grpc` extra)."""
+
+    gateways: int = knob(
+        0,
+        "`hortus serve` with this many gateway processes on one port, apart from the engine. 0: all in one process, which "
+        "answers a single client fastest. More once one core of HTTP is not enough: about 10,000 short queries a second.",
+        low=0,
+    )
+    replicas: int = knob(
+        1, "`hortus serve` with this many engine processes: one a GPU; on a CPU they share its cores.", low=1
+    )
+    replica: str | None = knob(
+        None,
+        "`hortus ivy`: where the schedulers are, as HOST:PORT or unix:PATH; give it several times, or separated by commas. "
+        "A host name that resolves to several addresses stands for all of them and is looked up again every "
+        "--resolve-s.",
+        many=True,
+    )
+    listen: str = knob(
+        "127.0.0.1:50051",
+        "`hortus tulip`: where to listen, as HOST:PORT or unix:PATH. 0.0.0.0:50051 to be reached from other machines: set "
+        "the --link-* flags then.",
+    )
+    metrics_port: int | None = knob(
+        None,
+        "Serve this process's metrics on a port of their own; with `hortus serve --gateways` the first of one port a "
+        "process, engines first. Default: only the gateway's /metrics.",
+        low=0,
+    )
+    resolve_s: float = knob(5.0, "Look host names of --replica up again every so many seconds.", low=0.1)
+    silence_s: float = knob(
+        5.0,
+        "A replica that sends nothing for this long, not even an answer to a ping, counts as lost: what it had is sent to "
+        "another. Longer than the engine's host code ever holds Python up.",
+        low=0.5,
+    )
+    slow_start_s: float = knob(
+        10.0, "A replica that comes up gets a growing share of the work for this long, so that it can warm up.", low=0
+    )
+    link_ca: str | None = knob(
+        None,
+        "PEM file of the authority that signed the other side's certificate. Ivy then speaks TLS; Tulip then wants a "
+        "certificate of every gateway (mutual TLS).",
+    )
+    link_cert: str | None = knob(None, "PEM file of this side's certificate. Tulip then speaks TLS.")
+    link_key: str | None = knob(None, "PEM file of the private key of --link-cert.")
+    link_token: str | None = knob(
+        None,
+        "Secret that gateways must show the scheduler; the same on both sides. Better set in the environment "
+        "(HORTUS_LINK_TOKEN), where other users do not see it.",
+    )
+
+
+Section = type[IvyConfig] | type[TulipConfig] | type[RoseConfig] | type[LinkConfig]
+SECTIONS: dict[str, Section] = {"ivy": IvyConfig, "tulip": TulipConfig, "rose": RoseConfig, "link": LinkConfig}
 
 
 def field_type(section: Section, name: str) -> tuple[type, bool]:
@@ -217,11 +285,12 @@ def _unknown(name: str, where: str, known: list[str]) -> StartError:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
-    """All three sections, resolved."""
+    """All sections, resolved."""
 
     ivy: IvyConfig = dataclasses.field(default_factory=IvyConfig)
     tulip: TulipConfig = dataclasses.field(default_factory=TulipConfig)
     rose: RoseConfig = dataclasses.field(default_factory=RoseConfig)
+    link: LinkConfig = dataclasses.field(default_factory=LinkConfig)
 
 
 def load(
@@ -255,5 +324,8 @@ def load(
     for name, text in (flags or {}).items():
         values[home[name]][name] = parse(SECTIONS[home[name]], name, text, "--" + name.replace("_", "-"))
     return Config(
-        ivy=IvyConfig(**values["ivy"]), tulip=TulipConfig(**values["tulip"]), rose=RoseConfig(**values["rose"])
+        ivy=IvyConfig(**values["ivy"]),
+        tulip=TulipConfig(**values["tulip"]),
+        rose=RoseConfig(**values["rose"]),
+        link=LinkConfig(**values["link"]),
     )

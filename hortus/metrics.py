@@ -6,9 +6,9 @@ number of series is bounded; label values are created at start, so that every se
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
 
-from hortus.errors import TABLE
+from hortus.errors import TABLE, StartError
 
 _SECONDS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64)
 _TOKENS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
@@ -31,6 +31,9 @@ class Metrics:
         )
         self.request_tokens = Histogram("hortus_request_tokens", "Tokens in one request.", buckets=_TOKENS, registry=r)
         self.requests_in_flight = Gauge("hortus_requests_in_flight", "Requests being worked on.", registry=r)
+        self.replicas_up = Gauge("hortus_replicas_up", "Replicas that take work from this gateway.", registry=r)
+        self.replica_losses = Counter("hortus_replica_losses", "Links to replicas that broke.", registry=r)
+        self.replica_retries = Counter("hortus_replica_retries", "Chunks sent a second time, elsewhere.", registry=r)
         # Tulip
         self.queue_seconds = Histogram(
             "hortus_queue_seconds", "Enqueue to the first step of a chunk.", buckets=_SECONDS, registry=r
@@ -67,3 +70,10 @@ class Metrics:
     def render(self) -> bytes:
         """Prometheus text format."""
         return generate_latest(self.registry)
+
+    def serve(self, port: int) -> None:
+        """/metrics on a port of its own, all addresses, in a daemon thread. StartError when it cannot be had."""
+        try:
+            start_http_server(port, registry=self.registry)
+        except (OSError, OverflowError) as e:
+            raise StartError(f"--metrics-port {port}: {e}") from None

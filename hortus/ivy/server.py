@@ -34,8 +34,8 @@ KEEP_ALIVE_S = 75
 first resets a request that is just being sent."""
 
 
-def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
-    """A listening socket; StartError when the address cannot be had. Port 0 takes a free one.
+def bind(host: str, port: int, *, reuse_port: bool = False, listen: bool = True) -> socket.socket:
+    """A listening socket (or one that only holds the port); StartError when the address cannot be had. Port 0 takes a free one.
 
     reuse_port: other processes that say so too may listen on the same port; the kernel deals connections out.
     """
@@ -52,7 +52,8 @@ def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
         if reuse_port:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind(address)
-        sock.listen(BACKLOG)
+        if listen:
+            sock.listen(BACKLOG)
     except OSError as e:
         sock.close()
         reason = (e.strerror or str(e)).lower()

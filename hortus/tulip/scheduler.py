@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import logging
 import time
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ class _Request(Work):
     """Sequences without a row yet."""
     handed: float = 0.0
     """When its first batch was handed to the engine."""
+    timer: asyncio.TimerHandle | None = None
+    """Ends it at its deadline."""
 
 
 class Scheduler:
@@ -142,6 +145,30 @@ class Scheduler:
 
     async def encode(self, batch: TokenBatch, *, deadline: float | None = None) -> Result:
         """Rows for every sequence, in order. See types.Encoder; raises InvalidInput and NotReady besides."""
+        work = self._enqueue(batch, deadline)
+        try:
+            return await work.future
+        except asyncio.CancelledError:
+            self._drop(work, "cancelled")
+            raise
+        finally:
+            if work.timer is not None:
+                work.timer.cancel()
+
+    def submit(self, batch: TokenBatch, *, deadline: float | None = None) -> asyncio.Future[Result]:
+        """encode() for callers with many requests at once: no task for each. Raises at once what encode raises before it
+        waits. Cancelling the future drops what has not been started."""
+        work = self._enqueue(batch, deadline)
+        work.future.add_done_callback(functools.partial(self._left, work))
+        return work.future
+
+    def _left(self, work: _Request, future: asyncio.Future[Result]) -> None:
+        if work.timer is not None:
+            work.timer.cancel()
+        if future.cancelled():
+            self._drop(work, "cancelled")
+
+    def _enqueue(self, batch: TokenBatch, deadline: float | None) -> _Request:
         sequences = len(batch)
         if self._refusal is not None:
             self._dropped[self._refusal.code].inc(sequences)
@@ -150,12 +177,12 @@ class Scheduler:
         if deadline is not None and deadline <= now:
             self._dropped["deadline_exceeded"].inc(sequences)
             raise DeadlineExceeded("the deadline had passed on arrival (--timeout-s, or the client's own)")
-        if sequences == 0:
-            return Result(np.zeros((0, self._width), np.float32))
-
         work = _Request(
             batch, now, deadline, sequences, batch.total_tokens, future=self._loop.create_future(), unanswered=sequences
         )
+        if sequences == 0:
+            work.future.set_result(Result(np.zeros((0, self._width), np.float32)))
+            return work
         try:
             self._queue.put(work)
         except Overloaded as e:
@@ -166,15 +193,9 @@ class Scheduler:
         if not self._kicked and len(self._flights) < self._max_in_flight:
             self._kicked = True
             self._loop.call_soon(self._dispatch)
-        timer = None if deadline is None else self._loop.call_later(deadline - now, self._expire, work)
-        try:
-            return await work.future
-        except asyncio.CancelledError:
-            self._drop(work, "cancelled")
-            raise
-        finally:
-            if timer is not None:
-                timer.cancel()
+        if deadline is not None:
+            work.timer = self._loop.call_later(deadline - now, self._expire, work)
+        return work
 
     def _expire(self, work: _Request) -> None:
         waited_ms = (time.monotonic() - work.enqueued) * 1000

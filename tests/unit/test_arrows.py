@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2] / "hortus"
 SHARED = {"types", "errors", "config", "metrics", "folder", "hub"}
+WIRE = {"protocol"}  # what ivy and tulip say to each other; rose says nothing there
 PARTS = {"ivy", "tulip", "rose"}
 
 
@@ -37,7 +38,9 @@ def test_arrows(path: Path):
         if top[0] != "hortus" or len(top) < 2:
             continue
         if part in PARTS:
-            assert top[1] in SHARED | {part, "__version__"}, f"{path} imports {name}"
+            wire = WIRE if part in ("ivy", "tulip") else set()
+            assert top[1] in SHARED | wire | {part, "__version__"}, f"{path} imports {name}"
+            assert "hortus_pb2" not in name, f"{path} imports {name}: protocol/wire.py is its only reader"
         elif path.stem in SHARED and path.parent == ROOT:
             assert top[1] in SHARED, f"{path} imports {name}"
 
@@ -46,6 +49,14 @@ def test_gateway_and_fake_start_without_torch():
     code = (
         "import sys; sys.modules['torch'] = None; sys.modules['transformers'] = None\n"
         "import hortus.cli, hortus.serve, hortus.ivy.app, hortus.ivy.server, hortus.tulip.scheduler, hortus.tulip.fake\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
+
+
+def test_one_process_starts_without_grpc():
+    code = (
+        "import sys; sys.modules['grpc'] = None; sys.modules['google.protobuf'] = None\n"
+        "import hortus.cli, hortus.serve, hortus.supervise\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
 

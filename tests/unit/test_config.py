@@ -72,10 +72,15 @@ def test_any_text_is_a_value_or_a_named_refusal(pair, text):
 
 def test_help_covers_every_knob():
     text = cli.parser().format_help()
-    serve = next(a for a in cli.parser()._actions if a.dest == "command").choices["serve"].format_help()
-    assert "serve" in text
-    for _, f in FIELDS:
-        assert "--" + f.name.replace("_", "-") in serve
+    commands = next(a for a in cli.parser()._actions if a.dest == "command").choices
+    helps = {name: commands[name].format_help() for name in ("serve", "tulip", "ivy")}
+    assert all(name in text for name in helps)
+    for section, f in FIELDS:
+        flag = "--" + f.name.replace("_", "-")
+        wanted = [name for name in helps if cli.takes(name, section, f.name)]
+        assert wanted, f"no command takes {flag}"
+        for name in wanted:
+            assert flag in helps[name]
         assert len(f.metadata["help"]) > 15, f.name
 
 

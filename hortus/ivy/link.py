@@ -1,0 +1,268 @@
+"""One replica as a gateway sees it: a connection that is made again whenever it breaks, and one stream over it.
+
+Knows gRPC and the protocol. Does not know the other replicas, or what becomes of a request that it loses.
+
+The writer sends whatever has been asked since its last write began. Pings tell a replica that is busy from one that is
+stopped: they are answered however long a step takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from hortus.config import LinkConfig
+from hortus.errors import DeadlineExceeded, EngineError, HortusError, RequestError
+from hortus.ivy.address import Target
+from hortus.metrics import Metrics
+from hortus.protocol import wire
+from hortus.protocol.credentials import channel, shown
+from hortus.protocol.wire import GOOD_MESSAGE_BYTES, Ask, Asks, Description
+from hortus.types import Result, TokenBatch
+
+log = logging.getLogger(__name__)
+
+CONNECT_S = 5.0
+"""For connecting and asking what the replica serves."""
+PING_S = 1.0
+_LATE_S = 0.25
+"""A replica answers a deadline itself. When nothing has come by this much later, we do."""
+_RETRY_S = (0.1, 2.0)
+"""First and longest pause before connecting again; it doubles in between."""
+
+
+class Lost(Exception):
+    """The replica went away with the request: whether it ran there is not known, no answer will come."""
+
+
+class Refused(HortusError):
+    """The replica must not be used; the message says why."""
+
+
+class Link:
+    """See the module. All methods belong to one event loop."""
+
+    def __init__(
+        self, target: Target, config: LinkConfig, metrics: Metrics, accept: Callable[[Description], None]
+    ) -> None:
+        """accept: raises Refused for a replica that must not be used; called at every connection."""
+        self.target = target
+        self.outstanding = 0
+        """Tokens sent and not answered."""
+        self.up_since = 0.0
+        """time.monotonic() of the latest connection."""
+        self.draining = False
+        """It finishes what it has and takes nothing new; or nobody wants it any more (retire)."""
+        self.rests_until = 0.0
+        """It said that its engine does not answer: leave it alone until then, if there is another."""
+        self.why = "not connected yet"
+        """Why it is not up."""
+        self.up = False
+        self._config, self._metrics, self._accept = config, metrics, accept
+        self._waiting: dict[int, tuple[asyncio.Future[Result], float | None, int]] = {}
+        """By number: who waits, until when, for how many rows."""
+        self._unsent: deque[tuple[int, TokenBatch, float | None]] = deque()
+        self._cancelled: list[int] = []
+        self._numbers = itertools.count(1)
+        self._ping = 0
+        self._heard = 0.0
+        self._said_draining = False
+        self._retired = False
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._channel: Any = None
+
+    def __repr__(self) -> str:
+        return self.target.address
+
+    def start(self) -> None:
+        """Connect, and keep connecting."""
+        self._task = asyncio.create_task(self._run())
+
+    def retire(self) -> None:
+        """Take nothing new; close when nothing is outstanding any more."""
+        self.draining = self._retired = True
+        self._wake.set()
+        if not self._waiting and self._task is not None:
+            self._task.cancel()
+
+    async def close(self) -> None:
+        """Break the link. What is outstanding is Lost."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def encode(self, batch: TokenBatch, deadline: float | None) -> Result:
+        """Rows from this replica. Raises Lost, or the RequestError that it answered. Only while `up`."""
+        number, tokens = next(self._numbers), len(batch.ids)
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future, deadline, batch.rows
+        self._unsent.append((number, batch, deadline))
+        self.outstanding += tokens
+        self._wake.set()
+        try:
+            return await future
+        finally:
+            self.outstanding -= tokens
+            if self._waiting.pop(number, None) is not None:  # no answer has come: cancelled, or its deadline passed
+                self._cancelled.append(number)
+                self._wake.set()
+            if self._retired and not self._waiting and self._task is not None:
+                self._task.cancel()
+
+    async def fetch(self, path: str) -> bytes:
+        """One of the replica's small files. Only while `up`; Lost when it breaks."""
+        call = self._channel.unary_stream(wire.FETCH)(wire.pack_fetch(path), metadata=shown(self._config), timeout=60)
+        try:
+            return b"".join([wire.read_piece(data) async for data in call])
+        except grpc.RpcError as e:
+            raise Lost(_reason(e)) from None
+
+    # The connection
+
+    async def _run(self) -> None:
+        pause, longest = _RETRY_S
+        while True:
+            begin = time.monotonic()
+            try:
+                await self._session()
+            except asyncio.CancelledError:
+                self._lose("the gateway has let it go")
+                raise
+            except Exception as e:  # noqa: BLE001 - gRPC has many ways to say that a connection broke; the next is made
+                self._broken(_reason(e))
+            if time.monotonic() - begin > longest:
+                pause = _RETRY_S[0]  # it held for a while
+            await asyncio.sleep(pause * random.uniform(0.75, 1.25))
+            pause = min(2 * pause, longest)
+
+    async def _session(self) -> None:
+        """One connection, from describing to breaking. Always raises."""
+        metadata = shown(self._config)
+        async with channel(self.target.address, self.target.host, self._config) as connection:
+            describe = connection.unary_unary(wire.DESCRIBE)
+            data = await describe(wire.pack_describe(), metadata=metadata, timeout=CONNECT_S)
+            told = wire.read_description(data)
+            self._accept(told)
+            call = connection.stream_stream(wire.ENCODE)(metadata=metadata)
+            self._channel = connection
+            self._unsent.clear()
+            self._cancelled.clear()
+            self._heard = self.up_since = time.monotonic()
+            self._said_draining = told.draining
+            self.draining = told.draining or self._retired
+            self.rests_until, self.up = 0.0, True
+            log.info("replica %s is up%s", self, " (draining)" if self.draining else "")
+            tasks = [asyncio.ensure_future(f(call)) for f in (self._read, self._write, self._watch)]
+            try:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in tasks:
+                    if task.done():
+                        task.result()
+                raise Refused("it ended the stream")
+            finally:
+                self.up = False
+                call.cancel()
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+                for task in tasks:
+                    if not task.cancelled():
+                        task.exception()  # the first one has been raised
+
+    def _broken(self, why: str) -> None:
+        if self.up_since:
+            self._metrics.replica_losses.inc()
+            log.warning("replica %s is lost with %d requests: %s", self, len(self._waiting), why)
+        elif why != self.why:
+            log.info("replica %s cannot be used yet: %s", self, why)
+        self._lose(why)
+
+    def _lose(self, why: str) -> None:
+        waiting, self._waiting = self._waiting, {}
+        self.why, self.up, self.up_since = why, False, 0.0
+        for future, _, _ in waiting.values():
+            if not future.done():
+                future.set_exception(Lost(why))
+
+    async def _read(self, call: Any) -> None:
+        while (data := await call.read()) is not grpc.aio.EOF:
+            self._heard = time.monotonic()
+            message = wire.read_replies(data)
+            if message.draining and not self._said_draining:
+                self._said_draining = self.draining = True
+                log.info("replica %s is draining", self)
+            for number, result in message.answers:
+                found = self._waiting.pop(number, None)
+                if found is None or found[0].done():
+                    continue
+                if found[2] == len(result.rows):
+                    found[0].set_result(result)
+                else:
+                    found[0].set_exception(
+                        EngineError(f"replica {self} answered {len(result.rows)} rows, not {found[2]}")
+                    )
+            for number, error in message.failures:
+                found = self._waiting.pop(number, None)
+                if found is not None and not found[0].done():
+                    found[0].set_exception(error)
+        code, details = await call.code(), await call.details()
+        raise Refused(details or f"it ended the stream with {code.name}")
+
+    async def _write(self, call: Any) -> None:
+        while True:
+            if self._unsent or self._cancelled or self._ping:
+                await call.write(wire.pack_asks(self._gather()))
+                continue
+            self._wake.clear()
+            await self._wake.wait()
+
+    def _gather(self) -> Asks:
+        message = Asks([], self._cancelled, self._ping)
+        self._cancelled, self._ping = [], 0
+        size, now = 0, time.monotonic()
+        while self._unsent and size < GOOD_MESSAGE_BYTES:
+            number, batch, deadline = self._unsent.popleft()
+            if number in self._waiting:
+                size += wire.ask_bytes(batch)
+                message.asks.append(Ask(number, batch, float("inf") if deadline is None else (deadline - now) * 1000))
+        return message
+
+    async def _watch(self, call: Any) -> None:
+        """Ping, and find what waits for nothing."""
+        pings = itertools.count(1)
+        before = time.monotonic()
+        while True:
+            self._ping = next(pings)
+            self._wake.set()
+            await asyncio.sleep(PING_S)
+            now = time.monotonic()
+            if now - before > 2 * PING_S:
+                self._heard = now  # it was we who were held up
+            before = now
+            if now - self._heard > self._config.silence_s:
+                raise Refused(f"silent for {now - self._heard:.1f} s (--silence-s)")
+            for number, (future, deadline, _) in list(self._waiting.items()):
+                if deadline is not None and deadline + _LATE_S < now and not future.done():
+                    future.set_exception(DeadlineExceeded("no answer from the replica by the deadline (--timeout-s)"))
+                    self._waiting.pop(number)
+                    self._cancelled.append(number)
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return str(error.details() or error.code().name)
+    return str(error) or type(error).__name__
+
+
+def told_of_itself(error: RequestError) -> bool:
+    """Whether a replica's answer is about the replica rather than about the request: another one may do better."""
+    return error.code in ("draining", "not_ready")

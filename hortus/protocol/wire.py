@@ -1,0 +1,295 @@
+"""Our nouns to the protocol's bytes and back. The only importer of the generated code; pure, knows no gRPC and no asyncio.
+
+Packing is done for a whole message at once, because that is where coalescing pays: one numpy call for all asks instead of
+one for each. Reading checks everything that lengths and counts claim, so that a malformed message is a Malformed and
+nothing worse; what the numbers mean (a vocabulary, a limit) the scheduler's side checks in tulip/entry.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from hortus import errors
+from hortus.errors import HortusError, RequestError
+from hortus.protocol import hortus_pb2 as pb
+from hortus.types import Float32, ModelInfo, Result, Timings, TokenBatch
+
+VERSION = 1
+"""Changes only when old peers could misread; see docs/protocol.md."""
+SERVICE = "hortus.v1.Tulip"
+DESCRIBE, FETCH, ENCODE = (f"/{SERVICE}/{name}" for name in ("Describe", "Fetch", "Encode"))
+MAX_MESSAGE_BYTES = 64 * 2**20
+"""Most bytes of one Encode message. A receiver allows twice that, so that a limit of ours is met first, with its words."""
+GOOD_MESSAGE_BYTES = 2 * 2**20
+"""Coalescing stops at about this size: larger messages save nothing more, and small answers would wait behind them."""
+
+
+class Malformed(HortusError):
+    """Bytes that are not a message of this protocol. The stream cannot go on."""
+
+
+@dataclass(slots=True)
+class Ask:
+    """One request's sequences on their way to a scheduler."""
+
+    number: int
+    batch: TokenBatch
+    deadline_ms: float = float("inf")
+    """Milliseconds from now."""
+
+
+@dataclass(slots=True)
+class Asks:
+    """One message, gateway to scheduler."""
+
+    asks: list[Ask] = field(default_factory=list)
+    cancelled: list[int] = field(default_factory=list)
+    ping: int = 0
+
+
+@dataclass(slots=True)
+class Replies:
+    """One message, scheduler to gateway."""
+
+    answers: list[tuple[int, Result]] = field(default_factory=list)
+    failures: list[tuple[int, RequestError]] = field(default_factory=list)
+    pong: int = 0
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One small file of the model's folder."""
+
+    path: str
+    """Inside the folder, with slashes."""
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a replica serves."""
+
+    info: ModelInfo
+    fingerprint: str
+    files: tuple[File, ...]
+    version: int = VERSION
+    draining: bool = False
+
+
+def _u32(numbers: Sequence[int]) -> bytes:
+    return np.array(numbers, "<u4").tobytes()
+
+
+def _array(data: bytes, kind: str, what: str, count: int | None = None) -> np.ndarray[Any, Any]:
+    if len(data) % int(kind[2:]):
+        raise Malformed(f"{what}: {len(data)} bytes are not a whole number of {kind[1:]}")
+    values = np.frombuffer(data, kind)
+    if count is not None and len(values) != count:
+        raise Malformed(f"{what}: {len(values)} values where {count} belong")
+    return values
+
+
+def _parse(kind: type[Any], data: bytes) -> Any:
+    try:
+        return kind.FromString(data)
+    except DecodeError as e:
+        raise Malformed(f"not a {kind.__name__} message: {e}") from None
+
+
+# Asks
+
+
+def pack_asks(message: Asks) -> bytes:
+    """One Asks message."""
+    asks = message.asks
+    out = pb.Asks(ping=message.ping)
+    if asks:
+        whole = TokenBatch.merge([a.batch for a in asks])
+        out.numbers = np.array([a.number for a in asks], "<u8").tobytes()
+        out.counts = _u32([len(a.batch.cu_seqlens) - 1 for a in asks])
+        out.deadlines_ms = np.array([a.deadline_ms for a in asks], "<f4").tobytes()
+        out.lengths = whole.lengths.astype("<u4").tobytes()
+        out.ids = whole.ids.astype("<i4", copy=False).tobytes()
+        if whole.token_types is not None:
+            out.token_types = whole.token_types.tobytes()
+        if any(a.batch.spans is not None for a in asks):
+            every = [a.batch for a in asks]
+            counts = [np.zeros(len(b), np.int32) if b.span_counts is None else b.span_counts for b in every]
+            out.span_counts = np.concatenate(counts).astype("<u4").tobytes()
+            out.spans = np.concatenate([b.spans for b in every if b.spans is not None]).astype("<i4").tobytes()
+    if message.cancelled:
+        out.cancelled = np.array(message.cancelled, "<u8").tobytes()
+    return bytes(out.SerializeToString())
+
+
+def ask_bytes(batch: TokenBatch) -> int:
+    """What an ask adds to a message, about."""
+    spans = 0 if batch.spans is None else 4 * len(batch) + 8 * len(batch.spans)
+    return 16 + 4 * len(batch.cu_seqlens) + (4 if batch.token_types is None else 5) * len(batch.ids) + spans
+
+
+def read_asks(data: bytes) -> Asks:
+    """The message; batches are views of its bytes. Sequences may be empty and ids anything: see tulip/entry.py."""
+    got = _parse(pb.Asks, data)
+    numbers = _array(got.numbers, "<u8", "numbers")
+    message = Asks([], _array(got.cancelled, "<u8", "cancelled").tolist(), got.ping)
+    if not len(numbers):
+        return message
+    counts = _array(got.counts, "<u4", "counts", len(numbers))
+    deadlines = _array(got.deadlines_ms, "<f4", "deadlines_ms", len(numbers))
+    if np.isnan(deadlines).any():
+        raise Malformed("deadlines_ms: not a number")
+    ends = np.cumsum(counts, dtype=np.int64)
+    lengths = _array(got.lengths, "<u4", "lengths", int(ends[-1]))
+    cu = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, dtype=np.int64, out=cu[1:])
+    ids = _array(got.ids, "<i4", "ids", int(cu[-1]))
+    types = _array(got.token_types, "<u1", "token_types", len(ids)) if got.token_types else None
+    cu32 = cu.astype(np.int32)  # a message's tokens are far below 2**31: its bytes are bounded
+    if got.span_counts:
+        span_counts = _array(got.span_counts, "<u4", "span_counts", len(lengths)).astype(np.int64)
+        spans = _array(got.spans, "<i4", "spans", 2 * int(span_counts.sum())).reshape(-1, 2)
+        span_ends = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(span_counts, out=span_ends[1:])
+    last = 0
+    for number, end, deadline in zip(numbers.tolist(), ends.tolist(), deadlines.tolist(), strict=True):
+        a, b = int(cu[last]), int(cu[end])
+        batch = TokenBatch(ids[a:b], cu32[last : end + 1] - cu32[last], None if types is None else types[a:b])
+        if got.span_counts and span_counts[last:end].any():
+            mine = span_counts[last:end].astype(np.int32), spans[span_ends[last] : span_ends[end]]
+            batch = TokenBatch(batch.ids, batch.cu_seqlens, batch.token_types, mine[1], mine[0])
+        message.asks.append(Ask(number, batch, deadline))
+        last = end
+    return message
+
+
+# Replies
+
+
+def pack_replies(message: Replies) -> bytes:
+    """One Replies message."""
+    answers = message.answers
+    out = pb.Replies(pong=message.pong, draining=message.draining)
+    if answers:
+        results = [r for _, r in answers]
+        out.numbers = np.array([n for n, _ in answers], "<u8").tobytes()
+        out.counts = _u32([len(r.rows) for r in results])
+        out.queue_ms = np.array([r.timings.queue_ms for r in results], "<f4").tobytes()
+        out.device_ms = np.array([r.timings.device_ms for r in results], "<f4").tobytes()
+        out.width = results[0].rows.shape[1]
+        out.rows = b"".join(
+            [np.ascontiguousarray(r.rows, "<f4").data.cast("B") if r.rows.size else b"" for r in results]
+        )
+    for number, error in message.failures:
+        out.failures.append(_pack_failure(number, error))
+    return bytes(out.SerializeToString())
+
+
+def _pack_failure(number: int, error: RequestError) -> pb.Failure:
+    return pb.Failure(
+        number=number,
+        code=error.code,
+        message=error.message,
+        param=error.param or "",
+        retry_after_s=error.retry_after_s if isinstance(error, errors.Overloaded) else 0.0,
+    )
+
+
+def read_replies(data: bytes) -> Replies:
+    """The message; rows are views of its bytes, which nobody writes to."""
+    got = _parse(pb.Replies, data)
+    message = Replies([], [(f.number, _read_failure(f)) for f in got.failures], got.pong, got.draining)
+    numbers = _array(got.numbers, "<u8", "numbers")
+    if not len(numbers):
+        return message
+    counts = _array(got.counts, "<u4", "counts", len(numbers))
+    queue_ms = _array(got.queue_ms, "<f4", "queue_ms", len(numbers))
+    device_ms = _array(got.device_ms, "<f4", "device_ms", len(numbers))
+    total = int(counts.sum(dtype=np.int64))
+    if got.width < 1:
+        raise Malformed("width: rows without a width")
+    rows: Float32 = _array(got.rows, "<f4", "rows", total * got.width).reshape(total, got.width)
+    last = 0
+    for number, count, queue, device in zip(
+        numbers.tolist(), counts.tolist(), queue_ms.tolist(), device_ms.tolist(), strict=True
+    ):
+        message.answers.append((number, Result(rows[last : last + count], Timings(0.0, queue, device))))
+        last += count
+    return message
+
+
+def _codes(root: type[RequestError]) -> Iterable[tuple[str, type[RequestError]]]:
+    yield root.code, root
+    for child in root.__subclasses__():
+        yield from _codes(child)
+
+
+_ERRORS = dict(_codes(RequestError))  # of two with one code the more particular, which comes later
+
+
+def _read_failure(got: Any) -> RequestError:
+    kind = _ERRORS.get(got.code, errors.EngineError)
+    message = got.message if got.code in _ERRORS else f"{got.code}: {got.message}"
+    if kind is errors.Overloaded:
+        return errors.Overloaded(message, retry_after_s=got.retry_after_s or 1.0)
+    return kind(message, param=got.param or None) if kind is not errors.MethodNotAllowed else kind(message)
+
+
+# Describe and Fetch
+
+
+def pack_describe() -> bytes:
+    return bytes(pb.DescribeRequest(version=VERSION).SerializeToString())
+
+
+def read_describe(data: bytes) -> int:
+    """The version that the caller speaks."""
+    return int(_parse(pb.DescribeRequest, data).version)
+
+
+def pack_description(told: Description) -> bytes:
+    return bytes(
+        pb.Description(
+            version=told.version,
+            info=msgspec.json.encode(told.info),
+            fingerprint=told.fingerprint,
+            files=[pb.File(path=f.path, size=f.size, sha256=f.sha256) for f in told.files],
+            max_message_bytes=MAX_MESSAGE_BYTES,
+            draining=told.draining,
+        ).SerializeToString()
+    )
+
+
+def read_description(data: bytes) -> Description:
+    """Fields of the model that we do not know are a newer peer's, and ignored; one that we need and miss is Malformed."""
+    got = _parse(pb.Description, data)
+    try:
+        info = msgspec.json.decode(got.info, type=ModelInfo)
+    except msgspec.MsgspecError as e:
+        raise Malformed(f"info: {e}") from None
+    files = tuple(File(f.path, f.size, f.sha256) for f in got.files)
+    return Description(info, got.fingerprint, files, got.version, got.draining)
+
+
+def pack_fetch(path: str) -> bytes:
+    return bytes(pb.FetchRequest(path=path).SerializeToString())
+
+
+def read_fetch(data: bytes) -> str:
+    return str(_parse(pb.FetchRequest, data).path)
+
+
+def pack_piece(data: bytes) -> bytes:
+    return bytes(pb.Piece(data=data).SerializeToString())
+
+
+def read_piece(data: bytes) -> bytes:
+    return bytes(_parse(pb.Piece, data).data)

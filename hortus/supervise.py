@@ -1,0 +1,269 @@
+"""`hortus serve --gateways N --replicas M`: N gateways on one port, M engines behind Unix sockets, watched by this process.
+
+A child that dies is started again, after a pause that grows while it keeps dying. A child that cannot start at all ends
+everything, with its one reason. SIGTERM: the gateways finish what they have, then the engines, exit status 0.
+
+Knows processes. Does not know gRPC, HTTP or torch; loads no model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hortus.config import SECTIONS, Config
+from hortus.errors import StartError
+from hortus.ivy.server import address_of, bind
+from hortus.serve import open_model
+
+log = logging.getLogger("hortus.supervise")
+
+PAUSES_S = (0.1, 10.0)
+"""First and longest pause before a dead child is started again."""
+SETTLED_S = 30.0
+"""A child that has run for this long starts its next life with the first pause again."""
+_IMPATIENT_S = 1.0
+"""A signal this long after the first means: at once. Some senders repeat themselves by accident, and sooner."""
+_KILL_S = 5.0
+"""How long after its own drain time a child that stays is killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """One process to keep running."""
+
+    name: str
+    command: tuple[str, ...]
+    """What follows `hortus`."""
+    config: Config
+    environ: Mapping[str, str] = field(default_factory=dict)
+    """Beside what this process has."""
+
+
+def pause(deaths: int) -> float:
+    """Seconds to wait before a child that has died `deaths` times in a row is started again. Pure."""
+    first, longest = PAUSES_S
+    return min(longest, first * 2.0 ** min(deaths - 1, 30))
+
+
+def gpus(environ: Mapping[str, str], devices: int) -> list[str]:
+    """The GPUs to deal out: what CUDA_VISIBLE_DEVICES lists (perhaps one twice), else all `devices` of them. Pure."""
+    given = environ.get("CUDA_VISIBLE_DEVICES")
+    if given is None:
+        return [str(i) for i in range(devices)]
+    return [name.strip() for name in given.split(",") if name.strip() and name.strip() != "-1"]
+
+
+def plan(model: str, config: Config, *, where: Path, port: int, visible: list[str], cores: int) -> list[Child]:
+    """All children, engines first. Pure.
+
+    where: a folder for the sockets. port: of all gateways. visible: GPUs, one an engine; none or --device cpu: the engines
+    share `cores`. StartError when there are fewer GPUs than engines.
+    """
+    count, link = config.link.replicas, config.link
+    on_gpu = bool(visible) and config.rose.device != "cpu" and config.tulip.fake_delay_ms is None
+    if on_gpu and count > len(visible):
+        raise StartError(
+            f"--replicas {count}: there are {len(visible)} GPUs ({', '.join(visible)}); to put several engines on one, name "
+            "it several times, as in CUDA_VISIBLE_DEVICES=0,0"
+        )
+    sockets = [f"unix:{where}/tulip-{i}" for i in range(count)]
+    children = []
+    for i, listen in enumerate(sockets):
+        rose = config.rose
+        if not on_gpu and rose.threads is None and count > 1:
+            rose = dataclasses.replace(rose, threads=max(1, cores // count))
+        own = dataclasses.replace(link, listen=listen, metrics_port=_shifted(link.metrics_port, i))
+        environ = {"CUDA_VISIBLE_DEVICES": visible[i]} if on_gpu else {}
+        children.append(
+            Child(f"tulip-{i}", ("tulip", model), dataclasses.replace(config, rose=rose, link=own), environ)
+        )
+    for i in range(max(1, link.gateways)):
+        ivy = dataclasses.replace(config.ivy, port=port, reuse_port=True)
+        own = dataclasses.replace(link, replica=",".join(sockets), metrics_port=_shifted(link.metrics_port, count + i))
+        children.append(Child(f"ivy-{i}", ("ivy",), dataclasses.replace(config, ivy=ivy, link=own)))
+    return children
+
+
+def _shifted(port: int | None, by: int) -> int | None:
+    return port + by if port else port
+
+
+def as_toml(config: Config) -> str:
+    """The whole configuration as a file for --config. Pure."""
+    lines = []
+    for section in SECTIONS:
+        values = getattr(config, section)
+        lines.append(f"[{section}]")
+        for f in dataclasses.fields(values):
+            value = getattr(values, f.name)
+            if value is not None:
+                # JSON's numbers, booleans and strings are TOML's too (but for DEL, which nobody configures).
+                lines.append(f"{f.name} = {json.dumps(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def supervise(model: str, config: Config) -> int:
+    """Run until SIGTERM or SIGINT. Returns the exit status; StartError when a child cannot start."""
+    open_model(model, config.ivy.served_model_name, config.rose, weights=config.tulip.fake_delay_ms is None)
+    with tempfile.TemporaryDirectory(prefix="hortus-") as where, _reserved(config) as sock:
+        children = plan(
+            model,
+            config,
+            where=Path(where),
+            port=sock.getsockname()[1],
+            visible=gpus(os.environ, len([*Path("/dev").glob("nvidia[0-9]*")])),
+            cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        )
+        return asyncio.run(_Family(children, Path(where), address_of(sock), config.ivy.drain_s).run())
+
+
+@contextlib.contextmanager
+def _reserved(config: Config) -> Iterator[socket.socket]:
+    """The port of all gateways, bound but not listening: it is ours, and no connection ever comes to this process."""
+    sock = bind(config.ivy.host, config.ivy.port, reuse_port=True, listen=False)
+    try:
+        yield sock
+    finally:
+        sock.close()
+
+
+class _Family:
+    """All children, from their start to their end."""
+
+    def __init__(self, children: list[Child], where: Path, address: str, drain_s: float) -> None:
+        self._children, self._where, self._address, self._drain_s = children, where, address, drain_s
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._ready: set[str] = set()
+        self._failed: asyncio.Future[str]
+        self._stopping = False
+        self._told = False
+        self._first_signal = 0.0
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        self._failed = loop.create_future()
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled, stop)
+        begin = time.monotonic()
+        keepers = [asyncio.create_task(self._keep(child, begin)) for child in self._children]
+        stopping = asyncio.ensure_future(stop.wait())
+        ends: list[asyncio.Future[Any]] = [stopping, self._failed, *keepers]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        self._stopping = True
+        failed = self._failed.done()
+        # Gateways first: what they have in flight still needs the engines. Nobody waits for anything after a failed start.
+        for kind in ("ivy", "tulip"):
+            await self._stop([c.name for c in self._children if c.command[0] == kind], 0.0 if failed else self._drain_s)
+        stopping.cancel()
+        for keeper in keepers:
+            keeper.cancel()
+        await asyncio.wait([stopping, *keepers])
+        if failed:
+            raise StartError(self._failed.result())
+        for keeper in keepers:
+            if not keeper.cancelled() and (fault := keeper.exception()):
+                raise fault
+        log.info("stopped")
+        return 0
+
+    def _signalled(self, stop: asyncio.Event) -> None:
+        now = time.monotonic()
+        if stop.is_set() and now - self._first_signal > _IMPATIENT_S:
+            for process in self._processes.values():
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+        elif not stop.is_set():
+            self._first_signal = now
+            stop.set()
+
+    async def _keep(self, child: Child, begin: float) -> None:
+        file = self._where / f"{child.name}.toml"
+        file.touch(0o600)  # it may hold secrets
+        file.write_text(as_toml(child.config))
+        deaths = 0
+        while True:
+            born = time.monotonic()
+            status = await self._live(child, file, begin)
+            if self._stopping:
+                log.info("%s ended with %s", child.name, _how(status))
+                return
+            if child.name not in self._ready:
+                self._fail(f"{child.name} ended with {_how(status)} before it was ready")
+                return
+            deaths = 1 if time.monotonic() - born > SETTLED_S else deaths + 1
+            wait = pause(deaths)
+            log.error("%s ended with %s; starting it again in %.1f s", child.name, _how(status), wait)
+            await asyncio.sleep(wait)
+
+    async def _live(self, child: Child, file: Path, begin: float) -> int:
+        """One life of a child; its exit status."""
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("HORTUS_")} | dict(child.environ)
+        words = (*child.command, "--config", str(file), "--supervised", str(os.getpid()))
+        # A group of its own: Ctrl-C comes to this process, which ends the others in order.
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "hortus.cli", *words, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+            env=environ, process_group=0,
+        )  # fmt: skip
+        self._processes[child.name] = process
+        assert process.stdout is not None, "stdout was asked for"
+        async for line in process.stdout:
+            word, _, rest = line.decode(errors="replace").strip().partition(" ")
+            if word == "ready":
+                log.info("%s is ready, process %d", child.name, process.pid)
+                self._ready.add(child.name)
+                if len(self._ready) == len(self._children):
+                    self._tell(time.monotonic() - begin)
+            elif word == "failed" and child.name not in self._ready:
+                self._fail(rest)
+            elif word == "failed":
+                log.error("%s cannot start: %s", child.name, rest)
+        return await process.wait()
+
+    def _tell(self, seconds: float) -> None:
+        if not self._told:
+            self._told = True
+            engines = sum(c.command[0] == "tulip" for c in self._children)
+            print(  # noqa: T201
+                f"hortus: {engines} engines and {len(self._children) - engines} gateways on {self._address} "
+                f"(started in {seconds:.1f} s)",
+                flush=True,
+            )
+
+    def _fail(self, reason: str) -> None:
+        if not self._failed.done():
+            self._failed.set_result(reason)
+
+    async def _stop(self, names: list[str], drain_s: float) -> None:
+        processes = [p for name in names if (p := self._processes.get(name)) is not None and p.returncode is None]
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+        if not processes:
+            return
+        waits = [asyncio.ensure_future(p.wait()) for p in processes]
+        _, late = await asyncio.wait(waits, timeout=drain_s + _KILL_S)
+        if late:
+            log.warning("%d processes stay after %g s; killing them", len(late), drain_s + _KILL_S)
+            for process in processes:
+                if process.returncode is None:
+                    process.kill()
+            await asyncio.wait(waits)
+
+
+def _how(status: int) -> str:
+    return f"status {status}" if status >= 0 else f"signal {-status}"

@@ -1,0 +1,367 @@
+"""Tulip behind gRPC: describe, fetch, and encode as one stream a gateway; health and reflection beside them.
+
+Knows gRPC and the scheduler. Does not know text, HTTP or torch.
+
+Each stream has a reader, which gives asks to the scheduler, and a writer, which sends whatever has been answered since its
+last write began: the busier the link, the more answers a message, the less a message costs each of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from hortus.config import LinkConfig
+from hortus.errors import EngineError, RequestError, StartError
+from hortus.folder import ModelFolder
+from hortus.protocol import wire
+from hortus.protocol.credentials import OPTIONS, allowed, server_credentials
+from hortus.protocol.wire import GOOD_MESSAGE_BYTES, MAX_MESSAGE_BYTES, Malformed, Replies
+from hortus.tulip.describe import describe, small_files
+from hortus.tulip.entry import faults
+from hortus.tulip.scheduler import Scheduler
+from hortus.types import ModelInfo, Result
+
+log = logging.getLogger(__name__)
+
+PROBE_S = 5.0
+FRESH_S = 1.0
+_PIECE_BYTES = 2**20
+_UNSENT_BYTES = MAX_MESSAGE_BYTES
+"""A stream that has this much left to send is not read any further: a slow gateway holds up itself, and no memory."""
+
+
+class Server:
+    """The gRPC server. start() opens the port, open() brings the model, drain() or close() ends it."""
+
+    def __init__(self, config: LinkConfig) -> None:
+        self._config = config
+        self._opened: _Opened | None = None
+        self._streams: set[_Stream] = set()
+        self._draining = False
+        self._server: Any = None
+        self._health = _Health()
+
+    async def start(self) -> str:
+        """Listen; returns the address (of port 0: the one taken). StartError when it cannot be had."""
+        interceptors = [_Token(self._config)] if self._config.link_token is not None else []
+        options = [*OPTIONS, ("grpc.so_reuseport", 0)]
+        server = self._server = grpc.aio.server(options=options, interceptors=interceptors)
+        methods = {
+            "Describe": grpc.unary_unary_rpc_method_handler(self._describe),
+            "Fetch": grpc.unary_stream_rpc_method_handler(self._fetch),
+            "Encode": grpc.stream_stream_rpc_method_handler(self._encode),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(wire.SERVICE, methods),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection((wire.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        credentials, listen = server_credentials(self._config), self._config.listen
+        _clear_socket(listen)
+        try:
+            if credentials is None:
+                port = server.add_insecure_port(listen)
+            else:
+                port = server.add_secure_port(listen, credentials)
+        except RuntimeError as e:
+            raise StartError(f"cannot listen on --listen {listen}: {_reason(e)}") from None
+        await self._health.tell()
+        await server.start()
+        return listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"
+
+    async def open(self, scheduler: Scheduler, folder: ModelFolder, info: ModelInfo) -> None:
+        """The model is there: take work. Reads the folder's small files (and samples of its weights) in a thread."""
+        described = await asyncio.to_thread(describe, folder, info)
+        self._opened = _Opened(scheduler, info, described, small_files(folder))
+        self._health.scheduler = scheduler
+        await self._health.tell()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Tell the gateways, refuse new work, finish and send what is in, then close()."""
+        self._draining = True
+        await self._health.drain()
+        for stream in self._streams:
+            stream.say_draining()
+        if self._opened is not None:
+            await self._opened.scheduler.drain(timeout_s)
+        async with asyncio.TaskGroup() as group:
+            for stream in set(self._streams):
+                group.create_task(stream.flushed(2.0))
+        await self.close()
+
+    async def close(self) -> None:
+        """End all streams. The scheduler stays the caller's."""
+        if self._server is not None:
+            await self._server.stop(0.2)
+
+    # Methods
+
+    async def _model(self, context: Any) -> _Opened:
+        if self._opened is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the model is still loading")
+        assert self._opened is not None, "abort raises"
+        return self._opened
+
+    async def _describe(self, data: bytes, context: Any) -> bytes:
+        version = 0
+        try:
+            version = wire.read_describe(data)
+        except Malformed as e:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))
+        if version != wire.VERSION:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"the gateway speaks protocol version {version}, this scheduler speaks {wire.VERSION}",
+            )
+        opened = await self._model(context)
+        return wire.pack_description(dataclasses.replace(opened.described, draining=self._draining))
+
+    async def _fetch(self, data: bytes, context: Any) -> AsyncIterator[bytes]:
+        files = (await self._model(context)).files
+        try:
+            path = files.get(wire.read_fetch(data))
+        except Malformed as e:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))
+        if path is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such file in the description")
+            return
+        whole = await asyncio.to_thread(path.read_bytes)
+        for at in range(0, max(1, len(whole)), _PIECE_BYTES):
+            yield wire.pack_piece(whole[at : at + _PIECE_BYTES])
+
+    async def _encode(self, requests: object, context: Any) -> None:
+        opened = await self._model(context)
+        stream = _Stream(opened.scheduler, opened.info, context)
+        self._streams.add(stream)
+        if self._draining:
+            stream.say_draining()
+        try:
+            await stream.run()
+        except Malformed as e:
+            log.warning("%s sent what is no message: %s", context.peer(), e)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))
+        except Exception as e:  # noqa: BLE001 - gRPC has many ways to say that a peer has gone
+            log.info("the stream of %s broke: %r", context.peer(), e)
+        finally:
+            self._streams.discard(stream)
+            stream.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """The model, once it is there."""
+
+    scheduler: Scheduler
+    info: ModelInfo
+    described: wire.Description
+    files: dict[str, Path]
+
+
+class _Stream:
+    """One gateway's Encode call."""
+
+    def __init__(self, scheduler: Scheduler, info: ModelInfo, context: Any) -> None:
+        self._scheduler, self._info, self._context = scheduler, info, context
+        self._max_rows = MAX_MESSAGE_BYTES // (4 * info.width)
+        self._live: dict[int, asyncio.Future[Result]] = {}
+        self._ready: deque[tuple[int, Result | RequestError]] = deque()
+        self._unsent_bytes = 0
+        self._pong = 0
+        self._draining = False
+        self._ended = False
+        """The gateway sends no more."""
+        self._wake = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._empty = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until the gateway ends the stream (what is in is still answered), or it breaks."""
+        reader = asyncio.ensure_future(self._read())
+        writer = asyncio.ensure_future(self._write())
+        try:
+            await asyncio.wait((reader, writer), return_when=asyncio.FIRST_EXCEPTION)
+            for task in (reader, writer):
+                if task.done():
+                    task.result()
+        finally:
+            reader.cancel()
+            writer.cancel()
+            await asyncio.wait((reader, writer))
+            for task in (reader, writer):
+                if not task.cancelled():
+                    task.exception()  # the first one has been raised
+
+    def close(self) -> None:
+        """Drop what is still wanted: its gateway is gone."""
+        live, self._live = self._live, {}
+        for future in live.values():
+            future.cancel()
+
+    def say_draining(self) -> None:
+        self._draining = True
+        self._wake.set()
+
+    async def flushed(self, timeout_s: float) -> None:
+        """Wait until everything answered has been written, or for so long."""
+        self._wake.set()
+        try:
+            await asyncio.wait_for(self._empty.wait(), timeout_s)
+        except TimeoutError:
+            log.warning("a gateway does not read its answers; leaving it")
+
+    async def _read(self) -> None:
+        while True:
+            data = await self._context.read()
+            if data is grpc.aio.EOF:
+                self._ended = True
+                self._wake.set()
+                return
+            self._take(wire.read_asks(data))
+            if not self._room.is_set():
+                await self._room.wait()
+
+    def _take(self, message: wire.Asks) -> None:
+        now = time.monotonic()
+        asks = message.asks
+        for ask, fault in zip(asks, faults([a.batch for a in asks], self._info, self._max_rows), strict=True):
+            if ask.number in self._live:
+                raise Malformed(f"ask number {ask.number} is in use")
+            if fault is not None:
+                self._answer(ask.number, fault)
+                continue
+            deadline = None if math.isinf(ask.deadline_ms) else now + ask.deadline_ms / 1000
+            try:
+                future = self._scheduler.submit(ask.batch, deadline=deadline)
+            except RequestError as e:
+                self._answer(ask.number, e)
+                continue
+            self._live[ask.number] = future
+            future.add_done_callback(functools.partial(self._done, ask.number))
+        for number in message.cancelled:
+            if dropped := self._live.pop(number, None):
+                dropped.cancel()
+        if message.ping:
+            self._pong = message.ping
+            self._wake.set()
+
+    def _done(self, number: int, future: asyncio.Future[Result]) -> None:
+        if self._live.pop(number, None) is None or future.cancelled():
+            return
+        error = future.exception()
+        if error is None:
+            self._answer(number, future.result())
+        else:
+            self._answer(number, error if isinstance(error, RequestError) else EngineError(repr(error)))
+
+    def _answer(self, number: int, answer: Result | RequestError) -> None:
+        self._ready.append((number, answer))
+        if isinstance(answer, Result):
+            self._unsent_bytes += answer.rows.nbytes
+            if self._unsent_bytes > _UNSENT_BYTES:
+                self._room.clear()
+        self._wake.set()
+
+    async def _write(self) -> None:
+        said_draining = False
+        while True:
+            if self._ready or self._pong or (self._draining and not said_draining):
+                message, size = self._gather()
+                said_draining = message.draining
+                await self._context.write(wire.pack_replies(message))
+                self._unsent_bytes -= size
+                if self._unsent_bytes <= _UNSENT_BYTES:
+                    self._room.set()
+                continue
+            if self._ended and not self._live:
+                return
+            if self._draining and not self._live:
+                self._empty.set()
+            self._wake.clear()
+            await self._wake.wait()
+
+    def _gather(self) -> tuple[Replies, int]:
+        """What goes into the next message, and the bytes of its rows."""
+        message = Replies(pong=self._pong, draining=self._draining)
+        self._pong = 0
+        size = 0
+        while self._ready and size < GOOD_MESSAGE_BYTES:
+            number, answer = self._ready.popleft()
+            if isinstance(answer, Result):
+                size += answer.rows.nbytes
+                message.answers.append((number, answer))
+            else:
+                message.failures.append((number, answer))
+        return message, size
+
+
+class _Health(health.aio.HealthServicer):  # type: ignore[misc]
+    """grpc.health.v1: the server as a whole ("") lives; the service `hortus.v1.Tulip` is ready, which Check asks of the
+    engine itself, at most once a second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler: Scheduler | None = None
+        self._asked = float("-inf")
+        self._draining = False
+
+    async def Check(self, request: Any, context: Any) -> Any:
+        if request.service and self.scheduler is not None and time.monotonic() - self._asked > FRESH_S:
+            self._asked = time.monotonic()
+            await self.scheduler.probe(PROBE_S)
+            await self.tell()
+        return await super().Check(request, context)
+
+    async def tell(self) -> None:
+        status = health_pb2.HealthCheckResponse
+        ready = self.scheduler is not None and self.scheduler.healthy and not self._draining
+        await self.set("", status.SERVING)
+        await self.set(wire.SERVICE, status.SERVING if ready else status.NOT_SERVING)
+
+    async def drain(self) -> None:
+        self._draining = True
+        await self.tell()
+
+
+class _Token(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Refuses calls without the token. Health stays open: the orchestrators' probes cannot show one."""
+
+    def __init__(self, config: LinkConfig) -> None:
+        self._config = config
+
+        async def refuse(request: object, context: Any) -> None:
+            await context.abort(
+                grpc.StatusCode.UNAUTHENTICATED, "the gateway's token is missing or wrong (--link-token)"
+            )
+
+        self._refuse = grpc.stream_stream_rpc_method_handler(refuse)
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        if details.method.startswith(f"/{health.SERVICE_NAME}/") or allowed(self._config, details.invocation_metadata):
+            return await continuation(details)
+        return self._refuse
+
+
+def _clear_socket(listen: str) -> None:
+    """A Unix socket's file outlives a killed process, and would keep the next one from listening."""
+    if listen.startswith("unix:"):
+        path = Path(listen.removeprefix("unix:"))
+        if path.is_socket():
+            path.unlink()
+
+
+def _reason(error: Exception) -> str:
+    text = str(error)
+    return "address already in use" if "in use" in text else text.partition(";")[0] or "no such address"
