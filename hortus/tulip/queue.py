@@ -1,4 +1,4 @@
-"""The queue: first come, first served, by tokens; and the one rule of when the next batch goes out.
+"""The queue: two lanes, first come, first served in each, by tokens; and the one rule of when the next batch goes out.
 
 Pure: no clock (`now` is passed in), no asyncio, no threads. Does not know the engine, or what becomes of a work once its
 sequences are taken.
@@ -7,7 +7,7 @@ sequences are taken.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -31,6 +31,8 @@ class Work:
     """Waiting: not yet taken, not dropped. Kept by the queue."""
     tokens: int
     """Waiting, as above."""
+    bulk: bool = False
+    """Which lane it waits in. Set by the queue."""
     cursor: int = 0
     """The first sequence that waits: a work too large for one batch leaves in several. Kept by the queue."""
     rows: Float32 | None = None
@@ -58,88 +60,136 @@ class Taken(NamedTuple, Generic[W]):
     """Works past their deadline, dropped on the way, and how many sequences of each."""
 
 
+BULK_MOST, BULK_LEAST, BULK_QUEUE = 1 / 2, 1 / 8, 7 / 8
+"""Of a batch, what bulk gets at most, ever, and at least, while short works wait too; of the queue, what bulk may fill."""
+
+
 class Queue(Generic[W]):
     """Works in order of arrival. `tokens` and `sequences` are exact at all times: the dead do not count.
 
-    An ordered dict rather than a deque, so that a cancelled work leaves from the middle at once, memory and all. A second
-    lane (short before bulk) would be a second such dict behind the same four verbs.
+    Works of more than `bulk_over` tokens wait in a lane of their own; None: there is one lane. Ordered dicts rather than
+    deques, so that a cancelled work leaves from the middle at once, memory and all.
     """
 
-    def __init__(self, max_tokens: int) -> None:
+    def __init__(self, max_tokens: int, bulk_over: int | None = None) -> None:
         self.max_tokens = max_tokens
         self.tokens = 0
         self.sequences = 0
-        self._works: OrderedDict[W, None] = OrderedDict()
+        self._bulk_over = bulk_over
+        self._bulk_tokens = 0
+        self._short: OrderedDict[W, None] = OrderedDict()
+        self._bulk: OrderedDict[W, None] = OrderedDict()
 
     def __len__(self) -> int:
         """Number of works waiting, at least in part."""
-        return len(self._works)
+        return len(self._short) + len(self._bulk)
 
     def put(self, work: W) -> None:
-        """Enqueue at the end. Raises InvalidInput when it can never fit, Overloaded when it does not fit now."""
-        if self.tokens + work.tokens > self.max_tokens:
-            if work.tokens > self.max_tokens:
+        """Enqueue at the end of its lane. Raises InvalidInput when it can never fit, Overloaded when it does not fit now."""
+        work.bulk = self._bulk_over is not None and work.tokens > self._bulk_over
+        most = int(self.max_tokens * BULK_QUEUE) if work.bulk else self.max_tokens
+        if self.tokens + work.tokens > self.max_tokens or (work.bulk and self._bulk_tokens + work.tokens > most):
+            limit = f"{most} (--max-queue-tokens{', an eighth kept for short requests' if work.bulk else ''})"
+            if work.tokens > most:
                 raise InvalidInput(
-                    f"{work.tokens} tokens at once are more than the queue ever holds: {self.max_tokens} "
-                    "(--max-queue-tokens); send fewer inputs a request"
+                    f"{work.tokens} tokens at once are more than the queue ever holds: {limit}; send fewer inputs a request"
                 )
             raise Overloaded(
-                f"the queue is full: {self.tokens} tokens wait, {work.tokens} more would pass the limit of "
-                f"{self.max_tokens} (--max-queue-tokens)"
+                f"the queue is full: {self.tokens} tokens wait, {work.tokens} more would pass the limit of {limit}"
             )
-        self._works[work] = None
-        self.tokens += work.tokens
-        self.sequences += work.sequences
+        self._lane(work)[work] = None
+        self._count(work, work.tokens, work.sequences)
 
     def take(self, max_tokens: int, max_sequences: int, now: float) -> Taken[W]:
-        """The oldest sequences that fit into one batch.
+        """The oldest sequences of each lane that fit into one batch: short works first, then bulk up to half a batch.
 
-        A work that does not fit whole is cut between two sequences. A sequence longer than the whole batch goes alone,
-        so that nothing waits for ever.
+        While both wait, bulk gets its least share, and one sequence at least, before anything else: a flood of short works
+        slows it down and does not starve it. A work that does not fit whole is cut between two sequences. A sequence longer
+        than its room goes where nothing was taken before it, so that nothing waits for ever.
         """
-        slices: list[Slice[W]] = []
-        expired: list[tuple[W, int]] = []
-        room_tokens, room_sequences = max_tokens, max_sequences
-        while self._works and room_sequences > 0:
-            work = next(iter(self._works))
+        filling: _Filling[W] = _Filling(max_tokens, max_sequences)
+        if self._bulk and self._short:
+            self._fill(self._bulk, filling, int(max_tokens * BULK_LEAST), max(1, int(max_sequences * BULK_LEAST)), now)
+        bulk = filling.tokens
+        self._fill(self._short, filling, max_tokens - bulk, max_sequences, now)
+        most = int(max_tokens * BULK_MOST) - bulk
+        if self._bulk and (most > 0 or not filling.sequences):
+            self._fill(self._bulk, filling, min(most, max_tokens - filling.tokens), max_sequences, now)
+        return Taken([*filling.short, *filling.bulk], filling.sequences, filling.tokens, filling.expired)
+
+    def _fill(self, lane: OrderedDict[W, None], filling: _Filling[W], tokens: int, sequences: int, now: float) -> None:
+        """Take from one lane, in order, up to so many tokens and sequences."""
+        room_tokens, room_sequences = tokens, min(sequences, filling.max_sequences - filling.sequences)
+        while lane and room_sequences > 0:
+            work = next(iter(lane))
             if work.deadline is not None and work.deadline <= now:
-                expired.append((work, self.drop(work)))
+                filling.expired.append((work, self.drop(work)))
                 continue
             lo, tokens, sequences = work.cursor, work.tokens, work.sequences
             if tokens > room_tokens or sequences > room_sequences:
                 cu = work.batch.cu_seqlens
                 sequences = fitting(cu, lo, room_tokens, room_sequences)
                 if sequences == 0:
-                    if slices:
+                    if filling.sequences:
                         break
                     sequences = 1
                 tokens = int(cu[lo + sequences]) - int(cu[lo])
-            slices.append(Slice(work, lo, lo + sequences))
+            filling.add(Slice(work, lo, lo + sequences), tokens)
+            room_tokens -= tokens
+            room_sequences -= sequences
+            self._count(work, -tokens, -sequences)
             work.cursor += sequences
             work.sequences -= sequences
             work.tokens -= tokens
-            room_sequences -= sequences
-            room_tokens -= tokens
-            self.sequences -= sequences
-            self.tokens -= tokens
             if work.sequences == 0:
-                del self._works[work]
-        return Taken(slices, max_sequences - room_sequences, max_tokens - room_tokens, expired)
+                del lane[work]
 
     def drop(self, work: W) -> int:
         """Forget what of a work still waits; how many sequences that was. Harmless when nothing of it waits."""
-        if work not in self._works:
+        lane = self._lane(work)
+        if work not in lane:
             return 0
-        del self._works[work]
+        del lane[work]
         dropped = work.sequences
-        self.tokens -= work.tokens
-        self.sequences -= dropped
+        self._count(work, -work.tokens, -dropped)
         work.tokens = work.sequences = 0
         return dropped
 
     def works(self) -> list[W]:
-        """What waits, at least in part, oldest first."""
-        return list(self._works)
+        """What waits, at least in part, oldest first in each lane."""
+        return [*self._short, *self._bulk]
+
+    def _lane(self, work: W) -> OrderedDict[W, None]:
+        return self._bulk if work.bulk else self._short
+
+    def _count(self, work: W, tokens: int, sequences: int) -> None:
+        self.tokens += tokens
+        self.sequences += sequences
+        if work.bulk:
+            self._bulk_tokens += tokens
+
+
+@dataclass(slots=True)
+class _Filling(Generic[W]):
+    """A batch while it is filled."""
+
+    max_tokens: int
+    max_sequences: int
+    sequences: int = 0
+    tokens: int = 0
+    short: list[Slice[W]] = field(default_factory=list)
+    bulk: list[Slice[W]] = field(default_factory=list)
+    expired: list[tuple[W, int]] = field(default_factory=list)
+
+    def add(self, piece: Slice[W], tokens: int) -> None:
+        """A work that is taken from twice stays one slice."""
+        slices = self.bulk if piece.work.bulk else self.short
+        if slices and slices[-1].work is piece.work:
+            slices[-1] = Slice(piece.work, slices[-1].lo, piece.hi)
+        else:
+            slices.append(piece)
+        self.sequences += piece.hi - piece.lo
+        self.tokens += tokens
 
 
 def fitting(cu_seqlens: Int32, lo: int, max_tokens: int, max_sequences: int) -> int:

@@ -67,7 +67,9 @@ class Scheduler:
         self._loop: asyncio.AbstractEventLoop
         self._started = False
         self._refusal: RequestError | None = NotReady("the scheduler has not started")
-        self._queue: Queue[_Request] = Queue(config.max_queue_tokens)
+        self._queue: Queue[_Request] = Queue(
+            config.max_queue_tokens, self._max_batch_tokens // 4 if config.lanes else None
+        )
         self._flights: dict[Flight[_Request], None] = {}  # in the order of handing over
         self._kicked = False
         self._front_since = 0.0  # when the oldest flight became the oldest

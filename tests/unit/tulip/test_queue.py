@@ -161,3 +161,73 @@ def test_decide(in_flight, sequences, tokens, expected):
         )
         is expected
     )
+
+
+# --- two lanes
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    shapes=st.lists(st.tuples(st.booleans(), SHAPE), max_size=14),
+    budget=st.integers(8, 120),
+    sequences=st.integers(8, 20),
+)
+def test_lanes_keep_their_order_their_shares_and_every_sequence(shapes, budget, sequences):
+    over = 40
+    queue = Queue(10**6, bulk_over=over)
+    waiting = {False: [], True: []}
+    first = 0
+    for _, shape in shapes:
+        w = work(shape, first_id=first)
+        queue.put(w)
+        assert w.bulk == (sum(shape) > over)
+        waiting[w.bulk] += [(first + i, n) for i, n in enumerate(shape)]
+        first += len(shape)
+    while len(queue):
+        both = bool(waiting[True]) and bool(waiting[False])
+        taken = queue.take(budget, sequences, now=0.0)
+        got = {False: [], True: []}
+        for w, lo, hi in taken.slices:
+            got[w.bulk] += [(int(w.batch.ids[w.batch.cu_seqlens[i]]), int(w.batch.lengths[i])) for i in range(lo, hi)]
+        assert len({id(s.work) for s in taken.slices}) == len(taken.slices), "a work is one slice"
+        for lane in (False, True):
+            assert got[lane] == waiting[lane][: len(got[lane])], "first come, first served in each lane"
+            del waiting[lane][: len(got[lane])]
+        tokens = {lane: sum(n for _, n in got[lane]) for lane in got}
+        assert (taken.sequences, taken.tokens) == (len(got[False]) + len(got[True]), sum(tokens.values()))
+        assert 1 <= taken.sequences <= sequences
+        assert taken.tokens <= budget or taken.sequences == 1
+        assert tokens[True] <= budget / 2 or len(got[True]) == 1, "bulk gets half a batch at most"
+        if both:
+            assert got[True], "bulk does not starve"
+        assert queue.tokens == sum(n for lane in waiting.values() for _, n in lane)
+        assert queue.sequences == sum(map(len, waiting.values()))
+    assert waiting == {False: [], True: []}
+
+
+def test_short_works_go_first_and_bulk_fills_up_to_half():
+    queue = Queue(10**6, bulk_over=100)
+    for _ in range(3):
+        queue.put(work([50] * 20, first_id=1000))
+    queue.put(work([10], first_id=1))
+    taken = queue.take(800, 100, 0.0)
+    assert taken_ids(taken)[0] == 1
+    assert taken.tokens == 10 + 400
+    for _ in range(100):
+        queue.put(work([10], first_id=2))
+    taken = queue.take(800, 1000, 0.0)
+    assert sum(w.bulk for w, lo, hi in taken.slices for _ in range(lo, hi)) == 2, "its least share, an eighth"
+    assert taken.tokens == 800
+
+
+def test_bulk_leaves_room_in_the_queue():
+    queue = Queue(800, bulk_over=100)
+    queue.put(work([50] * 10))
+    with pytest.raises(Overloaded, match=r"700 \(--max-queue-tokens, an eighth kept"):
+        queue.put(work([50] * 5))
+    with pytest.raises(InvalidInput, match="more than the queue ever holds: 700"):
+        queue.put(work([50] * 15))
+    for _ in range(30):
+        queue.put(work([10]))
+    with pytest.raises(Overloaded, match="limit of 800 "):
+        queue.put(work([10]))

@@ -599,3 +599,41 @@ async def test_everyone_is_answered_once_whatever_happens():
         assert outcomes["ok"] > 50, outcomes
         await until(lambda: not tulip._flights)
         assert (len(tulip._queue), tulip._queue.tokens, tulip._queue.sequences) == (0, 0, 0)
+
+
+# --- lanes
+
+
+async def bulk_beside_short(lanes: bool) -> tuple[float, float, float]:
+    """(p90 of single short queries in ms, bulk tokens/s, ms of a full step) under 4 clients of bulk; time follows tokens."""
+    budget, per_token_s = 4096, 5e-6
+    engine = FakeEngine(width=WIDTH, per_token_s=per_token_s)
+    async with running(engine, max_batch_tokens=budget, lanes=lanes) as (tulip, _):
+        chunk, short = TokenBatch.of([[1] * 512] * 8), TokenBatch.of([[2] * 16])
+        latencies, done = [], 0
+        begin = time.monotonic()
+
+        async def bulk():
+            nonlocal done
+            while time.monotonic() < begin + 1.5:
+                await tulip.encode(chunk)
+                done += chunk.total_tokens
+
+        async def queries():
+            await asyncio.sleep(0.1)
+            for n in range(40):
+                sent = time.perf_counter()
+                await tulip.encode(short)
+                latencies.append((time.perf_counter() - sent) * 1000)
+                await asyncio.sleep(0.001 + 0.0007 * (n % 13))
+
+        await asyncio.gather(*[bulk() for _ in range(12)], queries())
+        return float(np.percentile(latencies, 90)), done / (time.monotonic() - begin), budget * per_token_s * 1000
+
+
+async def test_bulk_does_not_push_short_queries_beyond_two_steps_nor_starve():
+    with_lanes, rate, step_ms = await bulk_beside_short(True)
+    without, full_rate, _ = await bulk_beside_short(False)
+    assert with_lanes <= 2 * step_ms + 5, f"{with_lanes:.1f} ms; a step takes {step_ms:.1f} ms"
+    assert without > 2 * with_lanes
+    assert rate > 0.8 * full_rate
