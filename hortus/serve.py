@@ -110,6 +110,8 @@ async def _serve(model: str, config: Config) -> int:
     metrics = Metrics()
     app = App(config.ivy, metrics)
     closing = AsyncExitStack()
+    if config.link.metrics_port is not None:
+        metrics.serve(config.link.metrics_port)
 
     async def load(address: str) -> None:
         """Runs once the port is open; an exception from here stops the server."""
