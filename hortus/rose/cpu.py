@@ -20,7 +20,9 @@ from hortus.types import Float32, Int32, ModelInfo, TokenBatch
 log = logging.getLogger(__name__)
 
 PIECE_TOKENS = 2048
-"""Most tokens computed together: activations of all-MiniLM (hidden 384, 1536 inside) are then 24 MB and stay in L3."""
+"""Most tokens computed together: activations of all-MiniLM (hidden 384, 1536 inside) are then 25 MB.
+
+Measured: docs/decisions/002-cpu-path.md."""
 BATCH_TOKENS = 2048
 """Advised to the scheduler: one piece. More gains nothing here, and a short query waits for a step to end."""
 
