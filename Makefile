@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q install -c constraints.txt
 
-.PHONY: help serve test lint gpu bench-cpu constraints clean
+.PHONY: help serve test soak lint gpu bench-cpu constraints clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/' | expand -t 14
@@ -14,6 +14,9 @@ serve: $(VENV)/.demo  ## serve the real all-MiniLM-L6-v2 on http://127.0.0.1:808
 
 test: $(VENV)/.dev  ## run every test that needs no GPU
 	$(BIN)/python -m pytest $(ARGS)
+
+soak: $(VENV)/.dev  ## 20 minutes of load while processes are killed, stopped and restarted
+	SOAK_S=1200 $(BIN)/python -m pytest -s tests/service/test_grpc_chaos.py -k soak $(ARGS)
 
 lint: $(VENV)/.dev  ## what CI checks besides the tests
 	$(BIN)/ruff format --check .

@@ -16,8 +16,8 @@ from contextlib import AsyncExitStack
 
 from hortus.child import announce
 from hortus.config import Config
+from hortus.engines import load_engine, open_model
 from hortus.metrics import Metrics
-from hortus.serve import load_engine, open_model
 from hortus.tulip.scheduler import Scheduler
 from hortus.tulip.server import Server
 

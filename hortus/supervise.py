@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from hortus.config import SECTIONS, Config
+from hortus.engines import open_model
 from hortus.errors import StartError
 from hortus.ivy.server import address_of, bind
-from hortus.serve import open_model
 
 log = logging.getLogger("hortus.supervise")
 
@@ -205,9 +205,10 @@ class _Family:
             if child.name not in self._ready:
                 self._fail(f"{child.name} ended with {_how(status)} before it was ready")
                 return
-            deaths = 1 if time.monotonic() - born > SETTLED_S else deaths + 1
+            # Status 0: somebody has asked it to end, to have it started anew.
+            deaths = 1 if status == 0 or time.monotonic() - born > SETTLED_S else deaths + 1
             wait = pause(deaths)
-            log.error("%s ended with %s; starting it again in %.1f s", child.name, _how(status), wait)
+            log.warning("%s ended with %s; starting it again in %.1f s", child.name, _how(status), wait)
             await asyncio.sleep(wait)
 
     async def _live(self, child: Child, file: Path, begin: float) -> int:

@@ -17,11 +17,12 @@ import numpy as np
 from hortus.bench.results import Record, median_p99
 from hortus.bench.texts import lee_sentences, mixed
 from hortus.config import RoseConfig
+from hortus.engines import open_model
+from hortus.ivy.assemble import Truncate
 from hortus.ivy.outputs import finish
 from hortus.ivy.split import split
 from hortus.ivy.tokenize import Tokenizer
 from hortus.rose.engine import open_engine
-from hortus.serve import open_model
 from hortus.types import Engine, Float32, TokenBatch
 
 
@@ -36,7 +37,7 @@ class Ours:
         self.tokenizer = Tokenizer(folder)
 
     def tokens(self, texts: Sequence[str]) -> TokenBatch:
-        return self.tokenizer.encode(list(texts), truncate=True)
+        return self.tokenizer.encode(list(texts), truncate=Truncate(on=True))
 
     def vectors(self, batch: TokenBatch) -> Float32:
         """[sequences, width], sorted by length inside so that steps are dense, answered in order."""

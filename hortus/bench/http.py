@@ -23,8 +23,8 @@ from hortus.bench.load import closed_loop
 from hortus.bench.results import Record, median_p99
 from hortus.bench.texts import lee_sentences
 from hortus.config import RoseConfig
+from hortus.engines import open_model
 from hortus.ivy.tokenize import Tokenizer
-from hortus.serve import open_model
 from hortus.tulip.fake import FakeEngine
 
 
@@ -66,8 +66,8 @@ def http(seconds: float = 4.0) -> list[Record]:
     folder = open_model("demo", None, RoseConfig(), weights=False)
     tokenizer = Tokenizer(folder)
     sentences = lee_sentences()
-    text = next(s for s in sentences if tokenizer.encode([s], truncate=False).total_tokens == 32)
-    batch = tokenizer.encode([text], truncate=False)
+    text = next(s for s in sentences if tokenizer.encode([s]).total_tokens == 32)
+    batch = tokenizer.encode([text])
     engine = FakeEngine.like(folder, delay_s=0.0)
     direct = []
     for _ in range(3000):

@@ -24,7 +24,7 @@ from hortus.errors import DeadlineExceeded, EngineError, HortusError, RequestErr
 from hortus.ivy.address import Target
 from hortus.metrics import Metrics
 from hortus.protocol import wire
-from hortus.protocol.credentials import channel, shown
+from hortus.protocol.credentials import channel, client_credentials, shown
 from hortus.protocol.wire import GOOD_MESSAGE_BYTES, Ask, Asks, Description
 from hortus.types import Result, TokenBatch
 
@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 CONNECT_S = 5.0
 """For connecting and asking what the replica serves."""
 PING_S = 1.0
+"""Between pings; a quarter of --silence-s where that is shorter."""
 _LATE_S = 0.25
 """A replica answers a deadline itself. When nothing has come by this much later, we do."""
 _RETRY_S = (0.1, 2.0)
@@ -53,7 +54,9 @@ class Link:
     def __init__(
         self, target: Target, config: LinkConfig, metrics: Metrics, accept: Callable[[Description], None]
     ) -> None:
-        """accept: raises Refused for a replica that must not be used; called at every connection."""
+        """accept: raises Refused for a replica that must not be used; called at every connection. StartError when the
+        --link-* flags are wrong."""
+        self._credentials = client_credentials(config)
         self.target = target
         self.outstanding = 0
         """Tokens sent and not answered."""
@@ -147,7 +150,7 @@ class Link:
     async def _session(self) -> None:
         """One connection, from describing to breaking. Always raises."""
         metadata = shown(self._config)
-        async with channel(self.target.address, self.target.host, self._config) as connection:
+        async with channel(self.target.address, self.target.host, self._credentials) as connection:
             describe = connection.unary_unary(wire.DESCRIBE)
             data = await describe(wire.pack_describe(), metadata=metadata, timeout=CONNECT_S)
             told = wire.read_description(data)
@@ -239,13 +242,14 @@ class Link:
     async def _watch(self, call: Any) -> None:
         """Ping, and find what waits for nothing."""
         pings = itertools.count(1)
+        every = min(PING_S, self._config.silence_s / 4)
         before = time.monotonic()
         while True:
             self._ping = next(pings)
             self._wake.set()
-            await asyncio.sleep(PING_S)
+            await asyncio.sleep(every)
             now = time.monotonic()
-            if now - before > 2 * PING_S:
+            if now - before > 2 * every:
                 self._heard = now  # it was we who were held up
             before = now
             if now - self._heard > self._config.silence_s:

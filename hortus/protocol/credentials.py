@@ -59,17 +59,23 @@ def server_credentials(config: LinkConfig) -> Any:
     return grpc.ssl_server_credentials([(key, cert)], root_certificates=ca, require_client_auth=ca is not None)
 
 
-def channel(target: str, host: str | None, config: LinkConfig) -> grpc.aio.Channel:
-    """A channel to a resolved `target`. host: the name that a certificate must be for; None where there is none."""
+def client_credentials(config: LinkConfig) -> Any:
+    """grpc.ChannelCredentials, or None for plain text. StartError names the flag."""
     ca, cert, key = _pair(config)
-    options: list[tuple[str, Any]] = list(OPTIONS)
     if ca is None:
         if cert is not None:
             raise StartError("--link-cert on the gateway's side needs --link-ca too: the authority that signed Tulip's")
+        return None
+    return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
+
+
+def channel(target: str, host: str | None, credentials: Any) -> grpc.aio.Channel:
+    """A channel to a resolved `target`. host: the name that a certificate must be for; None where there is none."""
+    options: list[tuple[str, Any]] = list(OPTIONS)
+    if credentials is None:
         return grpc.aio.insecure_channel(target, options=options)
     if host is not None:
         options += [("grpc.ssl_target_name_override", host), ("grpc.default_authority", host)]
-    credentials = grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
     return grpc.aio.secure_channel(target, credentials, options=options)
 
 

@@ -20,7 +20,7 @@ from hortus.config import LinkConfig, TulipConfig
 from hortus.errors import StartError
 from hortus.ivy.tokenize import Tokenizer
 from hortus.protocol import wire
-from hortus.protocol.credentials import channel, server_credentials, shown
+from hortus.protocol.credentials import channel, client_credentials, server_credentials, shown
 from hortus.tulip.fake import FakeEngine, fake_rows
 from hortus.types import TokenBatch
 
@@ -432,7 +432,7 @@ async def test_mutual_tls(world: Garden, pki):
         LinkConfig(replica="x", link_ca=f"{pki}/ca.pem"),  # shows no certificate of its own
         LinkConfig(replica="x"),  # speaks plain text
     ):
-        async with channel(f"127.0.0.1:{port}", "localhost", link) as connection:
+        async with channel(f"127.0.0.1:{port}", "localhost", client_credentials(link)) as connection:
             with pytest.raises(grpc.aio.AioRpcError):
                 await connection.unary_unary(wire.DESCRIBE)(wire.pack_describe(), metadata=shown(link), timeout=2)
 
@@ -441,8 +441,11 @@ def test_half_of_tls_is_a_start_error(pki):
     for wrong in ({"link_cert": "a"}, {"link_key": "a"}, {"link_ca": f"{pki}/ca.pem"}):
         with pytest.raises(StartError, match="--link-"):
             server_credentials(LinkConfig(**wrong))
-    with pytest.raises(StartError, match="--link-cert /nowhere"):
-        server_credentials(LinkConfig(link_cert="/nowhere", link_key="/nowhere"))
+    for side in (server_credentials, client_credentials):
+        with pytest.raises(StartError, match="--link-cert /nowhere"):
+            side(LinkConfig(link_cert="/nowhere", link_key="/nowhere"))
+    with pytest.raises(StartError, match="--link-ca too"):
+        client_credentials(LinkConfig(link_cert=f"{pki}/ivy.pem", link_key=f"{pki}/ivy.key"))
 
 
 async def test_a_port_in_use_is_a_start_error(world: Garden):

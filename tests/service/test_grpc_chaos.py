@@ -1,0 +1,238 @@
+"""What happens to requests when processes are killed, stopped, restarted, and clients misbehave: one answer each, in time.
+
+`make soak` runs the last test for 20 minutes (SOAK_S=1200); otherwise it takes 12 seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from chaos import Family, Load, dawdle, family, get, vanish
+
+SOAK_S = float(os.environ.get("SOAK_S", "12"))
+FLAGS = ("--timeout-s", "5", "--silence-s", "1.5", "--slow-start-s", "2", "--drain-s", "5")
+DEADLINE_S = 6.5
+
+
+async def until(condition, seconds: float = 20.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - what is waited for is another process
+            await asyncio.sleep(0.02)
+
+
+async def replaced(f: Family, name: str, old: int) -> None:
+    """Until another process has that name and is ready."""
+
+    def ready() -> bool:
+        child = f.children().get(name)
+        return child is not None and child.pid != old and f"{name} is ready, process {child.pid}" in f.text()
+
+    await until(ready)
+
+
+async def under_load(f: Family, clients: int, act, **more) -> Load:
+    """Load before, during and after `act(load)`; everything that every test demands of it."""
+    load = Load(f.port, DEADLINE_S, **more)
+    running = asyncio.create_task(load.run(clients))
+    await asyncio.sleep(0.5)
+    try:
+        await act(load)
+        await asyncio.sleep(0.5)
+    finally:
+        load.stop = True
+        await running
+    assert not load.wrong, f"{load.wrong}\n{load.outcomes}\n{f.text()[-3000:]}"
+    assert load.outcomes["ok"] > 50, load.outcomes
+    assert load.slowest_s < DEADLINE_S
+    return load
+
+
+def failed(load: Load) -> int:
+    return load.outcomes.total() - load.outcomes["ok"] - load.outcomes["excused"]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    with family(tmp_path_factory.mktemp("family"), *FLAGS) as f:
+        yield f
+
+
+async def test_a_killed_engine_is_answered_for_by_the_other_and_restarted(home: Family):
+    async def act(load: Load) -> None:
+        old = home.children()["tulip-0"].pid
+        os.kill(old, signal.SIGKILL)
+        await replaced(home, "tulip-0", old)
+
+    load = await under_load(home, 8, act)
+    assert failed(load) == 0, load.outcomes
+    assert load.slowest_s < 1.0, "failover takes less than a second"
+
+
+async def test_a_stopped_engine_is_left_and_taken_back(home: Family):
+    async def act(load: Load) -> None:
+        pid = home.children()["tulip-1"].pid
+        os.kill(pid, signal.SIGSTOP)
+        await asyncio.sleep(2.5)
+        before = load.outcomes["ok"]
+        await asyncio.sleep(0.5)
+        assert load.outcomes["ok"] > before + 20, "the other replica carries on"
+        os.kill(pid, signal.SIGCONT)
+        await asyncio.sleep(0.5)
+
+    load = await under_load(home, 8, act)
+    assert failed(load) == 0, load.outcomes
+    assert load.slowest_s < 3.5
+
+
+async def test_a_killed_gateway_breaks_its_own_connections_only(home: Family):
+    async def act(load: Load) -> None:
+        load.broken_allowed = True
+        old = home.children()["ivy-0"].pid
+        os.kill(old, signal.SIGKILL)
+        await replaced(home, "ivy-0", old)
+        await asyncio.sleep(0.3)
+        load.broken_allowed = False
+
+    load = await under_load(home, 8, act)
+    assert set(load.outcomes) <= {"ok", "broken", "excused"}
+    assert load.outcomes["broken"] <= 16
+
+
+async def test_a_rolling_restart_loses_nothing(home: Family):
+    async def act(load: Load) -> None:
+        for name in ("tulip-0", "tulip-1"):
+            old = home.children()[name].pid
+            os.kill(old, signal.SIGTERM)
+            await replaced(home, name, old)
+            await asyncio.sleep(1)  # the gateways connect
+
+    load = await under_load(home, 8, act)
+    assert failed(load) == 0, load.outcomes
+
+
+async def test_clients_that_vanish_or_dawdle_harm_nobody(home: Family):
+    async def act(load: Load) -> None:
+        rng = random.Random(1)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(4):
+                group.create_task(vanish(home.port, rng))
+                group.create_task(dawdle(home.port, 1.0))
+
+    load = await under_load(home, 4, act)
+    assert failed(load) == 0, load.outcomes
+
+
+async def test_both_engines_gone_is_a_clear_retryable_answer_at_once(tmp_path):
+    with family(tmp_path, *FLAGS, gateways=1, replicas=1) as f:
+
+        async def act(load: Load) -> None:
+            for _ in range(2):
+                os.kill(f.children()["tulip-0"].pid, signal.SIGKILL)
+                await asyncio.sleep(2.5)
+
+        load = await under_load(f, 8, act)
+        assert set(load.outcomes) <= {"ok", "not_ready", "excused"}
+        assert load.outcomes["not_ready"] > 0
+        assert load.slowest_s < 1.0
+        # The children go when the supervisor is killed.
+        children = list(f.children().values())
+        f.process.kill()
+        f.process.wait(10)
+        _, alive = psutil.wait_procs(children, 10)
+        assert not alive
+
+
+def test_a_start_that_fails_has_one_clear_reason():
+    """Wherever it is found: by the supervisor itself, or by two engines at once."""
+    no_cert = ["demo", "--fake-delay-ms", "0", "--link-cert", "/nowhere", "--link-key", "/nowhere"]
+    for flags, said in ((["/nowhere"], "/nowhere: no such folder"), (no_cert, "--link-cert /nowhere: No such file")):
+        words = [sys.executable, "-m", "hortus.cli", "serve", *flags, "--replicas", "2", "--port", "0"]
+        got = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        told = [line for line in got.stderr.splitlines() if line.startswith("hortus: ")]
+        assert (got.returncode, len(told)) == (1, 1), got.stderr
+        assert said in told[0]
+        assert "Traceback" not in got.stderr
+
+
+# --- everything at once, for long
+
+
+async def kill_engine(f: Family, load: Load, rng: random.Random) -> None:
+    pick(f, "tulip", rng).kill()
+
+
+async def end_engine(f: Family, load: Load, rng: random.Random) -> None:
+    pick(f, "tulip", rng).terminate()
+
+
+async def stop_engine(f: Family, load: Load, rng: random.Random) -> None:
+    engine = pick(f, "tulip", rng)
+    engine.suspend()
+    await asyncio.sleep(rng.uniform(0.5, 2.5))
+    engine.resume()
+
+
+async def kill_gateway(f: Family, load: Load, rng: random.Random) -> None:
+    load.broken_allowed = True
+    pick(f, "ivy", rng).kill()
+    await asyncio.sleep(2)
+    load.broken_allowed = False
+
+
+async def bad_clients(f: Family, load: Load, rng: random.Random) -> None:
+    await asyncio.gather(vanish(f.port, rng), dawdle(f.port, 0.5), return_exceptions=True)
+
+
+def pick(f: Family, kind: str, rng: random.Random) -> psutil.Process:
+    found = sorted((name, child) for name, child in f.children().items() if name.startswith(kind))
+    return rng.choice(found)[1]
+
+
+@pytest.mark.timeout(SOAK_S + 120)
+async def test_soak(tmp_path):
+    rng = random.Random(int(os.environ.get("SOAK_SEED", "1")))
+    with family(tmp_path, *FLAGS) as f:
+        fresh = {name: child.memory_info().rss for name, child in f.children().items()}
+
+        async def act(load: Load) -> None:
+            end = time.monotonic() + SOAK_S
+            while time.monotonic() < end:
+                one = rng.choice((kill_engine, end_engine, stop_engine, kill_gateway, bad_clients))
+                try:
+                    await one(f, load, rng)
+                except (psutil.NoSuchProcess, IndexError):
+                    continue  # it had just ended
+                await asyncio.sleep(rng.uniform(0.5, 3))
+
+        load = await under_load(f, 6, act, seed=rng.randrange(1000))
+        assert set(load.outcomes) <= {"ok", "broken", "excused", "not_ready", "draining", "deadline_exceeded"}, (
+            load.outcomes
+        )
+        assert failed(load) < 0.2 * load.outcomes.total(), load.outcomes
+
+        # Afterwards all is as it was.
+        await until(lambda: len(f.children()) == 4, 20)
+        quiet = Load(f.port, DEADLINE_S)
+        running = asyncio.create_task(quiet.run(4, (1,)))
+        await asyncio.sleep(4)
+        quiet.outcomes.clear()
+        await asyncio.sleep(1)
+        quiet.stop = True
+        await running
+        assert set(quiet.outcomes) <= {"ok", "excused"}, quiet.outcomes
+        for _ in range(6):  # whichever gateway answers
+            status, body = await get(f.port, "/metrics")
+            assert status == 200
+            assert b"hortus_requests_in_flight 1.0" in body, "only the one that asks"
+            assert b"hortus_replicas_up 2.0" in body
+        for name, child in f.children().items():
+            assert child.memory_info().rss < 1.5 * fresh[name] + 60e6, name
+        print(f"\n{dict(load.outcomes)}, slowest {load.slowest_s:.2f} s")
