@@ -72,7 +72,7 @@ def kernel_cases(
     tokens: int, hidden: int, intermediate: int, heads: Heads
 ) -> list[tuple[str, float, Callable[[], Any]]]:
     """(name, bytes that must move, call) of every fused kernel at one size, bf16."""
-    from hortus.rose.kernels import fused
+    from hortus.rose.kernels import dense, fused
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device="cuda").bfloat16()
@@ -107,7 +107,7 @@ def kernel_cases(
                 qkv, qw, kw, cos, sin, positions, heads.heads, heads.kv_heads, heads.head_dim, 1e-6
             ),
         ),
-        ("gated_silu", 3 * tokens * intermediate * 2, lambda: fused.gated_silu(gate_up)),
+        ("silu_pairs", 3 * tokens * intermediate * 2, lambda: dense.silu_pairs(gate_up)),
         ("gelu_", 2 * tokens * intermediate * 2, lambda: fused.gelu_(wide)),
         ("pool mean, of 512", row, lambda: fused.pool(x, many, "mean")),
         ("pool mean, one", row, lambda: fused.pool(x, one, "mean")),

@@ -103,6 +103,7 @@ class CudaDevice:
     """
 
     def __init__(self, index: int = 0, *, blocking: bool = False) -> None:
+        self._index = index
         self._device = torch.device("cuda", index)
         self._blocking = blocking
         self.name = torch.cuda.get_device_name(index)
@@ -113,7 +114,8 @@ class CudaDevice:
 
     def enter(self) -> None:
         # The current stream belongs to the thread, and whoever else uses the thread may have changed it.
-        if torch.cuda.current_stream(self._device) != self._stream:
+        # Asked by its raw handle: torch.cuda.current_stream takes 5 us.
+        if torch._C._cuda_getCurrentRawStream(self._index) != self._stream.cuda_stream:
             torch.cuda.set_stream(self._stream)
 
     def pinned(self, *size: int, dtype: torch.dtype) -> Tensor:

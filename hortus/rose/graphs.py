@@ -10,6 +10,7 @@ replay run the same kernels on the same shapes and give the same bits.
 from __future__ import annotations
 
 import enum
+import functools
 import logging
 import re
 import threading
@@ -93,6 +94,7 @@ def longest_bucket(longest: int) -> int:
     return bound
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def bucket(sequences: int, tokens: int, longest: int, typed: bool, *, longest_matters: bool) -> Shape:
     """The smallest bucket that a step of this size fits."""
     rows = token_bucket(tokens)
@@ -189,9 +191,11 @@ class Graphs:
 
         The rows, [>= sequences, width] float32, are good until the next run.
         """
-        longest = batch.max_seqlen
+        rules, tokens = self._rules, batch.total_tokens
+        # Found out only where it counts: looking at every length takes as long as the rest of the decision.
+        longest = batch.max_seqlen if rules.longest_matters or token_bucket(tokens) > rules.max_tokens else 0
         how, shape, bucketed = decide(
-            len(batch), batch.total_tokens, longest, batch.token_types is not None, known=self._known, rules=self._rules
+            len(batch), tokens, longest, batch.token_types is not None, known=self._known, rules=rules
         )
         if bucketed:
             entry = self._entries.get(shape)
@@ -203,7 +207,7 @@ class Graphs:
         end = at + entry.layout.size
         host = slot.array[at:end]
         entry.layout.fill(host, batch)
-        self._device.upload(entry.target, slot.block[at:end])
+        self._device.upload(entry.target, slot.part(at, end))
 
         thread = threading.get_ident()
         if how is How.CAPTURE and (thread != self._warm_thread or not self._capture(shape, entry, host)):

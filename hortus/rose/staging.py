@@ -116,7 +116,7 @@ class Slot:
     allocator keeps its memory until the copies that use it are done.
     """
 
-    __slots__ = ("_device", "array", "block", "event", "rows", "rows_array")
+    __slots__ = ("_device", "_parts", "array", "block", "event", "rows", "rows_array")
 
     def __init__(self, device: Device, width: int) -> None:
         self._device = device
@@ -125,12 +125,22 @@ class Slot:
         self.array: Int32 = self.block.numpy()
         self.rows = device.pinned(16, width, dtype=torch.float32)
         self.rows_array: Float32 = self.rows.numpy()
+        self._parts: dict[int, Tensor] = {}
+
+    def part(self, at: int, end: int) -> Tensor:
+        """block[at:end]. Those from 0, one a bucket, are kept: a step of one piece makes no views."""
+        if at:
+            return self.block[at:end]
+        if (view := self._parts.get(end)) is None:
+            view = self._parts[end] = self.block[:end]
+        return view
 
     def reserve(self, ints: int, rows: int) -> None:
         """Make room, by powers of two so that growing is rare."""
         if len(self.array) < ints:
             self.block = self._device.pinned(1 << (ints - 1).bit_length(), dtype=torch.int32)
             self.array = self.block.numpy()
+            self._parts.clear()
         if len(self.rows_array) < rows:
             self.rows = self._device.pinned(1 << (rows - 1).bit_length(), self.rows.shape[1], dtype=torch.float32)
             self.rows_array = self.rows.numpy()

@@ -20,7 +20,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:index_reduce.*beta"),
 ]
 if INTERPRETED or torch.cuda.is_available():
-    from hortus.rose.kernels import fused
+    from hortus.rose.kernels import dense, fused, rms, skinny
+    from hortus.rose.kernels.linear import plain
 
 DTYPES = [torch.float32, torch.bfloat16]
 # The interpreter takes about 10 ms a program, so its cases are small; the shapes that matter are the same.
@@ -72,6 +73,62 @@ def test_row_kernels(tokens, hidden, dtype):
         assert torch.equal(ours, truth)
 
 
+@pytest.mark.parametrize("parts", [1, 2, 5])
+def test_norm_of_a_sum_of_parts(parts):
+    x, residual, weight = random(parts, 3, 1024), random(3, 1024), random(1024)
+    ours, truth = residual.clone(), residual.clone()
+    close(rms.sum_rms_norm_(x, ours, weight, EPS), twin.add_rms_norm_(x.sum(0), truth, weight, EPS))
+    close(ours, truth)
+
+
+# The interpreter multiplies bfloat16 wrongly, so there it is float32.
+FAST = torch.float32 if INTERPRETED else torch.bfloat16
+
+
+@pytest.mark.parametrize("tokens", [3] if INTERPRETED else [1, 64, 65, 128, 200, 256])
+@pytest.mark.parametrize(("width", "depth"), [(64, 256)] if INTERPRETED else [(1024, 2048), (1024, 3072), (2560, 9728)])
+def test_products_of_few_tokens(tokens, width, depth):
+    x, weight = random(tokens, depth, dtype=FAST), random(width, depth, dtype=FAST) / depth**0.5
+    cut = skinny.tile(tokens, width, depth)
+    assert cut.parts > 1
+    parts = skinny.product(x, weight, cut)
+    close(parts.sum(0).to(FAST), x @ weight.T)
+    whole = skinny.product(x, weight, cut._replace(parts=1))
+    close(whole, x @ weight.T)
+    if not INTERPRETED:
+        assert torch.equal(parts, skinny.product(x, weight, cut)), "the same bits at every run"
+    pairs = skinny.tile(tokens, width // 2, depth, gated=True)
+    gate, up = weight.chunk(2)
+    close(skinny.product(x, dense.paired(gate, up), pairs, gated=True), twin.gated_silu(x @ weight.T))
+
+
+def test_sizes_that_cannot_be_cut_are_refused():
+    assert skinny.tile(64, 1000, 1024) is None
+    assert skinny.tile(64, 1024, 1000) is None
+    assert skinny.tile(100, 1000, 1024, gated=True) is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("hidden", "inner"), [(64, 96)] if INTERPRETED else [(1024, 3072), (2560, 9728), (1000, 24)])
+@pytest.mark.parametrize("tokens", TOKENS if INTERPRETED else [1, 64, 130, 300, 384, 700, 4099])
+def test_products_joined_with_what_follows(tokens, hidden, inner, dtype):
+    x, residual = random(tokens, hidden, dtype=dtype), random(tokens, hidden, dtype=dtype)
+    gate, up = (random(inner, hidden, dtype=dtype) / hidden**0.5 for _ in range(2))
+    down, bias, norm = random(hidden, inner, dtype=dtype) / inner**0.5, random(hidden, dtype=dtype), random(hidden)
+    norm = norm.to(dtype)
+    exact = [t.float() for t in (gate, up, down, bias, norm)]
+    allow = torch.backends.cuda.matmul.allow_tf32
+    assert not allow, "the truth is float32"
+    inside = dense.gated(gate, up, plain)(x)
+    close(inside, twin.gated(exact[0], exact[1], plain)(x.float()).to(dtype))
+    for b in (None, bias):
+        ours, truth = residual.clone(), residual.float()
+        got = dense.add_norm(down, b, norm, EPS, plain)(inside, ours)
+        want = twin.add_norm(exact[2], None if b is None else exact[3], exact[4], EPS, plain)(inside.float(), truth)
+        close(ours, truth.to(dtype))
+        close(got, want.to(dtype))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("hidden", [384] if INTERPRETED else [384, 1024])
 def test_embeddings(hidden, dtype):
@@ -109,7 +166,7 @@ def test_qk_norm_rope(heads, kv_heads, head_dim, norm, dtype):
 @pytest.mark.parametrize("width", [1536, 3072, 9728, 100])
 def test_activations(width, dtype):
     x = random(FEW, 2 * width, dtype=dtype)
-    close(fused.gated_silu(x), twin.gated_silu(x))
+    close(dense.silu_pairs(dense.paired(*x.T.chunk(2)).T.contiguous()), twin.gated_silu(x))
     x = random(FEW, width, dtype=dtype) * 3
     close(fused.gelu_(x.clone()), twin.gelu_(x))
 
@@ -165,7 +222,7 @@ def test_more_elements_than_int32_counts():
     rows, width = 2**31 // 3072 + 100, 3072
     x = torch.zeros(rows, 2 * width, dtype=torch.bfloat16, device=DEVICE)
     x[-1] = 1
-    last = fused.gated_silu(x)[-1]
+    last = dense.silu_pairs(x)[-1]
     close(last, twin.gated_silu(x[-1:])[0])
     cu = torch.tensor([0, rows - 1, rows], dtype=torch.int32, device=DEVICE)
     assert fused.pool(x, cu, "mean")[1].eq(1).all()

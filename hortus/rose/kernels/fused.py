@@ -6,7 +6,8 @@ registers, so that statistics (float32, two passes: mean, then centred squares) 
 no power of two (384, 2560) run in the next power of two under a mask: lanes idle, bytes do not.
 
 Nothing here waits for the device, and shapes come from the tensors' host-side sizes only, so every op can be captured
-in a CUDA graph. Pooling has its own chapter, pooling.py. Does not know models, attention or batches.
+in a CUDA graph. RMSNorm, products joined with what follows them, and pooling have their own chapters: rms.py, dense.py,
+pooling.py. Does not know models, attention or batches.
 """
 
 # Arguments of Triton kernels are pointers and scalars of the device, for which Python has no types.
@@ -19,15 +20,20 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from hortus.rose.kernels.dense import add_norm, gated
+from hortus.rose.kernels.launch import early, row
 from hortus.rose.kernels.pooling import pool
+from hortus.rose.kernels.rms import add_rms_norm_, rms_norm
 
 __all__ = [
     "add_layer_norm",
+    "add_norm",
     "add_rms_norm_",
     "embed",
     "embed_layer_norm",
-    "gated_silu",
+    "gated",
     "gelu_",
     "pool",
     "qk_norm_rope_",
@@ -36,19 +42,16 @@ __all__ = [
 
 _FLAT = 1024
 """Elements a program of the elementwise ops: 8 two-byte values (16 bytes) for each of 128 threads."""
-_HEADS = 8
-"""Heads a program of qk_norm_rope_."""
-
-
-def _row(width: int) -> tuple[int, int]:
-    """(block, warps) for one row a program: 8 elements a thread, up to 16 warps."""
-    block = triton.next_power_of_2(width)
-    return block, min(16, max(1, block // 256))
+_HEADS, _HEAD_WARPS = 16, 4
+"""Heads a program of qk_norm_rope_, and its warps."""
 
 
 @triton.jit
-def _embed(ids, word, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _embed(ids, word, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     t = tl.program_id(0).to(tl.int64)
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     cols = tl.arange(0, BLOCK)
     mask = cols < WIDTH
     i = tl.load(ids + t).to(tl.int64)
@@ -59,8 +62,9 @@ def embed(ids: Tensor, word: Tensor) -> Tensor:
     """Rows of `word` [V, H] for ids [T] -> [T, H]."""
     width = word.shape[1]
     out = word.new_empty(ids.shape[0], width)
-    block, warps = _row(width)
-    _embed[(ids.shape[0],)](ids, word, out, width, block, num_warps=warps)
+    block, warps = row(width)
+    on = early(word)
+    _embed[(ids.shape[0],)](ids, word, out, width, block, on, num_warps=warps, launch_pdl=on)
     return out
 
 
@@ -110,7 +114,7 @@ def embed_layer_norm(
     """LayerNorm(word[ids] + position[positions] + token_type[types]) -> [T, H]. Types None means all zero."""
     width = word.shape[1]
     out = word.new_empty(ids.shape[0], width)
-    block, warps = _row(width)
+    block, warps = row(width)
     _embed_layer_norm[(ids.shape[0],)](
         ids, positions, token_types, word, position, token_type, weight, bias, out, eps,
         width, block, position is not None, token_type is not None, token_types is not None, bias is not None,
@@ -136,78 +140,45 @@ def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | N
     assert residual.is_contiguous(), "add_layer_norm walks whole rows"
     rows, width = x.shape
     out = torch.empty_like(x)
-    block, warps = _row(width)
+    block, warps = row(width)
     _add_layer_norm[(rows,)](x, residual, weight, bias, out, eps, width, block, bias is not None, num_warps=warps)
     return out
 
 
 @triton.jit
-def _rms_norm(x, residual, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr):
-    t = tl.program_id(0).to(tl.int64)
-    cols = tl.arange(0, BLOCK)
-    mask = cols < WIDTH
-    at = t * WIDTH + cols
-    f = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
-    if ADD:
-        # The sum is rounded before the norm reads it: what the next layer sees is what was normed, as in the twin.
-        summed = (f + tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)).to(residual.dtype.element_ty)
-        tl.store(residual + at, summed, mask=mask)
-        f = summed.to(tl.float32)
-    y = f * tl.rsqrt(tl.sum(f * f, 0) / WIDTH + eps)
-    y *= tl.load(weight + cols, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out + at, y.to(out.dtype.element_ty), mask=mask)
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """weight * x / sqrt(mean(x^2) + eps) -> [T, H]. x: [T, H] contiguous."""
-    assert x.is_contiguous(), "rms_norm walks whole rows"
-    rows, width = x.shape
-    out = torch.empty_like(x)
-    block, warps = _row(width)
-    _rms_norm[(rows,)](x, None, weight, out, eps, width, block, False, num_warps=warps)
-    return out
-
-
-def add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """residual += x in place, then RMSNorm(residual) -> [T, H]. x, residual: [T, H] contiguous."""
-    assert x.is_contiguous(), "add_rms_norm_ walks whole rows"
-    assert residual.is_contiguous(), "add_rms_norm_ walks whole rows"
-    rows, width = x.shape
-    out = torch.empty_like(x)
-    block, warps = _row(width)
-    _rms_norm[(rows,)](x, residual, weight, out, eps, width, block, True, num_warps=warps)
-    return out
-
-
-@triton.jit
 def _qk_norm_rope(
-    qkv, q_weight, k_weight, cos, sin, positions, row_stride, eps,
+    qkv, q_weight, k_weight, cos, sin, positions, tokens, row_stride, eps,
     Q_HEADS: tl.constexpr, ALL_HEADS: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr,
-    HEAD_BLOCK: tl.constexpr, NORM: tl.constexpr,
+    HEADS: tl.constexpr, NORM: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    t = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK)
+    # The q and k heads of all tokens, counted through: a program takes HEADS of them, of one token or of several.
+    n = tl.program_id(0) * HEADS + tl.arange(0, HEADS)
+    t, head = (n // ALL_HEADS).to(tl.int64), n % ALL_HEADS
     col = tl.arange(0, HALF_BLOCK)
-    in_half = col < HALF
-    mask = (head < ALL_HEADS)[:, None] & in_half[None, :]
-    first = qkv + t * row_stride + head[:, None] * (2 * HALF) + col[None, :]
+    mask = (t < tokens)[:, None] & (col < HALF)[None, :]
+    # Weights and tables are read as tiles of the same layout as a and b: 16 bytes a thread from the L1 cache, where a row
+    # that is read once and spread out would go through shared memory and a barrier.
+    row = tl.zeros((HEADS, 1), tl.int32) + col[None, :]
+    if NORM:
+        is_q = (head < Q_HEADS)[:, None]
+        wa = tl.load(q_weight + row, mask=mask & is_q, other=0.0) + tl.load(
+            k_weight + row, mask=mask & ~is_q, other=0.0
+        )
+        at = row + HALF
+        wb = tl.load(q_weight + at, mask=mask & is_q, other=0.0) + tl.load(k_weight + at, mask=mask & ~is_q, other=0.0)
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    first = qkv + (t * row_stride + head * (2 * HALF))[:, None] + col[None, :]
     a = tl.load(first, mask=mask, other=0.0).to(tl.float32)
     b = tl.load(first + HALF, mask=mask, other=0.0).to(tl.float32)
-    # Tables are read as tiles of the same layout as a and b: 16 bytes a thread from the L1 cache, where a row that is read
-    # once and spread out would go through shared memory and a barrier.
-    row = tl.zeros((HEAD_BLOCK, 1), tl.int32) + col[None, :]
-    if NORM:
-        scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * HALF) + eps)[:, None]
-        is_q = (head < Q_HEADS)[:, None]
-        qa = tl.load(q_weight + row, mask=mask, other=0.0).to(tl.float32)
-        qb = tl.load(q_weight + HALF + row, mask=mask, other=0.0).to(tl.float32)
-        ka = tl.load(k_weight + row, mask=mask, other=0.0).to(tl.float32)
-        kb = tl.load(k_weight + HALF + row, mask=mask, other=0.0).to(tl.float32)
-        a = a * scale * tl.where(is_q, qa, ka)
-        b = b * scale * tl.where(is_q, qb, kb)
-    p = tl.load(positions + t).to(tl.int64) * HALF
+    p = tl.load(positions + t, mask=t < tokens, other=0).to(tl.int64)[:, None] * HALF
     c = tl.load(cos + p + row, mask=mask, other=0.0)
     s = tl.load(sin + p + row, mask=mask, other=0.0)
+    if NORM:
+        scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * HALF) + eps)[:, None]
+        a = a * scale * wa.to(tl.float32)
+        b = b * scale * wb.to(tl.float32)
     tl.store(first, (a * c - b * s).to(qkv.dtype.element_ty), mask=mask)
     tl.store(first + HALF, (b * c + a * s).to(qkv.dtype.element_ty), mask=mask)
 
@@ -228,32 +199,14 @@ def qk_norm_rope_(
 
     qkv: [T, (heads + 2 kv_heads) head_dim], rows may be strided. cos, sin: [positions, head_dim / 2] float32.
     """
-    n, half = heads + kv_heads, head_dim // 2
+    n, half, tokens = heads + kv_heads, head_dim // 2, qkv.shape[0]
     norm = q_weight is not None and k_weight is not None
-    _qk_norm_rope[(qkv.shape[0], triton.cdiv(n, _HEADS))](
-        qkv, q_weight, k_weight, cos, sin, positions, qkv.stride(0), eps,
-        heads, n, half, triton.next_power_of_2(half), _HEADS, norm,
-        num_warps=max(1, head_dim // 64),
+    on = early(qkv)
+    _qk_norm_rope[(triton.cdiv(tokens * n, _HEADS),)](
+        qkv, q_weight, k_weight, cos, sin, positions, tokens, qkv.stride(0), eps,
+        heads, n, half, triton.next_power_of_2(half), _HEADS, norm, on,
+        num_warps=_HEAD_WARPS, launch_pdl=on,
     )  # fmt: skip
-
-
-@triton.jit
-def _gated_silu(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    t = tl.program_id(0).to(tl.int64)
-    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = cols < WIDTH
-    gate = tl.load(gate_up + t * (2 * WIDTH) + cols, mask=mask, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + t * (2 * WIDTH) + WIDTH + cols, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out + t * WIDTH + cols, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=mask)
-
-
-def gated_silu(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up for gate_up [T, 2 I] contiguous, gate first -> [T, I]."""
-    assert gate_up.is_contiguous(), "gated_silu walks whole rows"
-    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    out = gate_up.new_empty(rows, width)
-    _gated_silu[(rows, triton.cdiv(width, _FLAT))](gate_up, out, width, _FLAT, num_warps=4)
-    return out
 
 
 @triton.jit

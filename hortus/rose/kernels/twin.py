@@ -6,9 +6,13 @@ the result is rounded once, as the Triton bodies do.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from hortus.rose.kernels.linear import Linear, LinearFactory
 
 
 def embed(ids: Tensor, word: Tensor) -> Tensor:
@@ -89,6 +93,24 @@ def gated_silu(gate_up: Tensor) -> Tensor:
     """silu(gate) * up for gate_up [T, 2 I], gate first -> [T, I]."""
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate) * up
+
+
+def gated(gate: Tensor, up: Tensor, linear: LinearFactory) -> Linear:
+    """An object made once from two weights [I, K]: x [T, K] -> silu(x gate^T) * (x up^T), [T, I]."""
+    product = linear(torch.cat([gate, up]))
+    return lambda x: gated_silu(product(x))
+
+
+def add_norm(
+    weight: Tensor, bias: Tensor | None, norm: Tensor, eps: float, linear: LinearFactory
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """An object made once from a weight [H, K]: (x [T, K], residual [T, H]) -> RMSNorm of the new residual, [T, H].
+
+    residual += x weight^T + bias, in place. What ends every block of a pre-norm model is one operation, so that a device
+    may add in the product's own epilogue, or in the norm.
+    """
+    product = linear(weight, bias)
+    return lambda x, residual: add_rms_norm_(product(x), residual, norm, eps)
 
 
 def gelu_(x: Tensor) -> Tensor:

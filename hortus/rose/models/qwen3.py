@@ -7,6 +7,7 @@ bit: whether a token sees those after it. The end token that Qwen3-Embedding app
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,16 +137,16 @@ def rotary_tables(theta: float, head_dim: int, positions: int, device: torch.dev
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layer:
-    """One block's weights: norms [hidden] or [head_dim], and four matrices."""
+    """One block: matrices joined with what follows them, see kernels/twin.py."""
 
-    input_norm: Tensor
     qkv: Linear
     q_norm: Tensor
     k_norm: Tensor
-    o: Linear
-    mlp_norm: Tensor
-    gate_up: Linear
-    down: Linear
+    o: Callable[[Tensor, Tensor], Tensor]
+    """(attention's output, residual) -> the MLP's input, normed; the residual has grown."""
+    gated: Linear
+    down: Callable[[Tensor, Tensor], Tensor]
+    """(gated, residual) -> the next block's input, normed; the residual has grown."""
 
 
 class Qwen3:
@@ -155,59 +156,52 @@ class Qwen3:
         self._spec, self._ops = spec, kit.ops
         self._attention = kit.attention(spec.heads)
         self._embed = weights.pop("embed_tokens.weight")
-        self._norm = weights.pop("norm.weight")
-        device = self._embed.device
-        self._cos, self._sin = rotary_tables(spec.theta, spec.heads.head_dim, spec.positions, device)
-        self._layers = [_layer(spec, weights, kit, f"layers.{n}.") for n in range(spec.layers)]
+        self._cos, self._sin = rotary_tables(spec.theta, spec.heads.head_dim, spec.positions, self._embed.device)
+        norms = [weights.pop(f"layers.{n}.input_layernorm.weight") for n in range(spec.layers)]
+        norms.append(weights.pop("norm.weight"))
+        self._first_norm = norms[0]
+        self._layers = [_layer(spec, weights, kit, n, norms[n + 1]) for n in range(spec.layers)]
 
     def plan(self, cu_seqlens_cpu: Int32, cu_seqlens: Tensor, max_seqlen: int) -> None:
         self._attention.plan(cu_seqlens_cpu, cu_seqlens, max_seqlen)
 
-    @property
-    def longest_matters(self) -> bool:
-        """Whether a captured step relies on max_seqlen: the attention's to say."""
-        return bool(getattr(self._attention, "longest_matters", True))
-
     def forward(self, inputs: Inputs) -> Tensor:
         """[T, hidden] after the final norm."""
-        ops, eps = self._ops, self._spec.eps
-        h = self._spec.heads
-        residual = ops.embed(inputs.ids, self._embed)  # [T, hidden], updated in place by every add_rms_norm_
-        x = None
+        ops, eps, h = self._ops, self._spec.eps, self._spec.heads
+        residual = ops.embed(inputs.ids, self._embed)  # [T, hidden], grows in place
+        x: Tensor = ops.rms_norm(residual, self._first_norm, eps)
         for layer in self._layers:
-            if x is None:
-                x = ops.rms_norm(residual, layer.input_norm, eps)
-            else:
-                x = ops.add_rms_norm_(x, residual, layer.input_norm, eps)
             qkv = layer.qkv(x)  # [T, (heads + 2 kv_heads) head_dim]
             ops.qk_norm_rope_(
                 qkv, layer.q_norm, layer.k_norm, self._cos, self._sin, inputs.positions,
                 h.heads, h.kv_heads, h.head_dim, eps,
             )  # fmt: skip
             q, k, v = torch.split(qkv.view(qkv.shape[0], -1, h.head_dim), [h.heads, h.kv_heads, h.kv_heads], 1)
-            x = layer.o(self._attention.run(q, k, v).flatten(1))
-            x = ops.add_rms_norm_(x, residual, layer.mlp_norm, eps)
-            x = layer.down(ops.gated_silu(layer.gate_up(x)))
-        out: Tensor = ops.add_rms_norm_(x, residual, self._norm, eps)
-        return out
+            x = layer.o(self._attention.run(q, k, v).flatten(1), residual)
+            x = layer.down(layer.gated(x), residual)
+        return x
 
 
-def _layer(spec: Qwen3Spec, weights: Weights, kit: Kit, at: str) -> Layer:
-    def joined(*names: str) -> Linear:
-        """One matrix from several of the same input, taken out of `weights`."""
-        weight = torch.cat([weights.pop(f"{at}{n}.weight") for n in names])
-        bias = torch.cat([weights.pop(f"{at}{n}.bias") for n in names]) if f"{at}{names[0]}.bias" in weights else None
-        return kit.linear(weight, bias)
+def _layer(spec: Qwen3Spec, weights: Weights, kit: Kit, n: int, next_norm: Tensor) -> Layer:
+    """Block n, its weights taken out of `weights`. next_norm: what norms the residual after it."""
+    at, eps = f"layers.{n}.", spec.eps
 
+    def take(name: str) -> Tensor:
+        return weights.pop(f"{at}{name}.weight")
+
+    def bias(*names: str) -> Tensor | None:
+        return torch.cat([weights.pop(f"{at}{name}.bias") for name in names]) if spec.bias else None
+
+    qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     return Layer(
-        input_norm=weights.pop(at + "input_layernorm.weight"),
-        qkv=joined("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        q_norm=weights.pop(at + "self_attn.q_norm.weight"),
-        k_norm=weights.pop(at + "self_attn.k_norm.weight"),
-        o=joined("self_attn.o_proj"),
-        mlp_norm=weights.pop(at + "post_attention_layernorm.weight"),
-        gate_up=joined("mlp.gate_proj", "mlp.up_proj"),
-        down=joined("mlp.down_proj"),
+        qkv=kit.linear(torch.cat([take(name) for name in qkv]), bias(*qkv)),
+        q_norm=take("self_attn.q_norm"),
+        k_norm=take("self_attn.k_norm"),
+        o=kit.ops.add_norm(
+            take("self_attn.o_proj"), bias("self_attn.o_proj"), take("post_attention_layernorm"), eps, kit.linear
+        ),
+        gated=kit.ops.gated(take("mlp.gate_proj"), take("mlp.up_proj"), kit.linear),
+        down=kit.ops.add_norm(take("mlp.down_proj"), None, next_norm, eps, kit.linear),
     )
 
 

@@ -11,31 +11,41 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from hortus.rose.kernels import fused, pooling  # noqa: E402
+from hortus.rose.kernels import dense, fused, pooling, rms, skinny  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     triton.knobs.runtime.interpret, reason="TRITON_INTERPRET=1 leaves nothing to compile in this process"
 )
 POINTERS = {"ids": "*i32", "positions": "*i32", "types": "*i32", "cu": "*i32", "cos": "*fp32", "sin": "*fp32"}
-SCALARS = {"eps": "fp32", "n": "i32", "row_stride": "i32"}
+SCALARS = {"eps": "fp32", "n": "i32", "row_stride": "i32", "tokens": "i32"}
 NORM = {"WIDTH": 1024, "BLOCK": 1024}
+
+
+def product(tile, width, depth, *, gated):
+    cut = {"ROWS": tile.rows, "COLS": tile.cols, "STEP": tile.depth, "PARTS": tile.parts}
+    return {**cut, "DEPTH": depth, "WIDTH": width, "GATED": gated, "EARLY": True}
+
+
 KERNELS = {
-    "embed": (fused._embed, NORM, 4),
+    "embed": (fused._embed, {**NORM, "EARLY": True}, 4),
     "embed_layer_norm": (
         fused._embed_layer_norm,
         {"WIDTH": 384, "BLOCK": 512, "POSITION": True, "TYPE": True, "IDS_OF_TYPE": True, "BIAS": True},
         2,
     ),
     "add_layer_norm": (fused._add_layer_norm, {"WIDTH": 384, "BLOCK": 512, "BIAS": True}, 2),
-    "rms_norm": (fused._rms_norm, {**NORM, "ADD": False, "residual": None}, 4),
-    "add_rms_norm": (fused._rms_norm, {**NORM, "ADD": True}, 4),
-    "add_rms_norm 2560": (fused._rms_norm, {"WIDTH": 2560, "BLOCK": 4096, "ADD": True}, 16),
+    "rms_norm": (rms._rms_norm, {**NORM, "PARTS": 0, "residual": None, "EARLY": True}, 4),
+    "add_rms_norm": (rms._rms_norm, {**NORM, "PARTS": 1, "EARLY": False}, 4),
+    "add_rms_norm 2560": (rms._rms_norm, {"WIDTH": 2560, "BLOCK": 4096, "PARTS": 1, "EARLY": True}, 16),
+    "sum_rms_norm": (rms._rms_norm, {**NORM, "PARTS": 4, "EARLY": True}, 4),
     "qk_norm_rope": (
         fused._qk_norm_rope,
-        {"Q_HEADS": 16, "ALL_HEADS": 24, "HALF": 64, "HALF_BLOCK": 64, "HEAD_BLOCK": 8, "NORM": True},
-        2,
+        {"Q_HEADS": 16, "ALL_HEADS": 24, "HALF": 64, "HALF_BLOCK": 64, "HEADS": 16, "NORM": True, "EARLY": True},
+        4,
     ),
-    "gated_silu": (fused._gated_silu, {"WIDTH": 3072, "BLOCK": 1024}, 4),
+    "silu_pairs": (dense._silu_pairs, {"BLOCK": 1024, "EARLY": True}, 4),
+    "product in parts": (skinny._product, product(skinny.tile(128, 1024, 3072), 1024, 3072, gated=False), 8),
+    "gated product": (skinny._product, product(skinny.tile(64, 3072, 1024, gated=True), 3072, 1024, gated=True), 4),
     "gelu": (fused._gelu, {"BLOCK": 1024}, 4),
     "pick": (pooling._pick, {"WIDTH": 1024, "BLOCK": 256, "LAST": True}, 1),
     "reduce mean": (pooling._reduce, {"WIDTH": 1024, "ROWS": 64, "COLS": 64, "PARTS": 1, "MODE": 0}, 4),
@@ -49,6 +59,10 @@ KERNELS = {
 def test_compiles_with_wide_accesses(name):
     kernel, constants, warps = KERNELS[name]
     floats = {"out", "parts"} if kernel.__name__ in ("_pick", "_reduce", "_join") else set()
+    if name == "product in parts":
+        floats = {"out"}
+    if name == "sum_rms_norm":
+        floats = {"x"}
     signature, divisible = {}, {}
     for at, argument in enumerate(kernel.arg_names):
         if argument in constants:
@@ -64,6 +78,10 @@ def test_compiles_with_wide_accesses(name):
         options={"num_warps": warps},
     )
     ptx = built.asm["ptx"]
+    if constants.get("EARLY"):
+        waits = ptx.index("griddepcontrol.wait")
+        assert waits < ptx.index("st.global"), "nothing is written before the kernel before is complete"
     wide = re.findall(r"\b(?:ld|st)\.global(?:\.\w+)*\.(?:v4\.b32|v2\.b64)\b", ptx)
+    wide += re.findall(r"cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 0x10", ptx)
     assert wide, f"no 16-byte access: {sorted(set(re.findall(r'(?:ld|st).global[.a-z0-9:]*', ptx)))}"
     assert ".local" not in ptx, "spilled to local memory"

@@ -1,0 +1,126 @@
+"""Matrix products of few tokens: the time of a step of 16 to 256 tokens is mostly theirs.
+
+The physics. Such a product reads its weight once and hardly computes: 4 to 12 MB, 1 to 3 us at 4 TB/s. A library's kernel
+takes 5 to 8 us, because it starts cold: launch, first bytes from memory, a short loop, a write, and the next kernel waits
+for all of it. So three things are done here:
+
+- A kernel is launched while the one before still runs (launch.py) and asks at once for its part of the weight to come
+  into the L2 cache; only then does it wait for its input.
+- A product with few columns is split along its depth over all multiprocessors. The parts, float32, are added in order by
+  the norm that follows anyway (rms.sum_rms_norm_): no kernel more, no atomics, the same bits each run.
+- silu(gate) * up is formed where both are still in registers, which is why their rows lie in pairs.
+
+Does not know models.
+"""
+
+# Arguments of Triton kernels are pointers and scalars of the device, for which Python has no types.
+# ruff: noqa: ANN001, ANN202
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from hortus.rose.kernels.launch import early
+
+
+class Tile(NamedTuple):
+    """How a product is cut into programs."""
+
+    rows: int
+    cols: int
+    depth: int
+    """Values of the inner dimension a turn of the loop."""
+    parts: int
+    """Programs that share one tile's inner dimension."""
+    warps: int
+    stages: int
+
+
+@triton.jit
+def _fetch(weight, first, ROWS: tl.constexpr, BYTES: tl.constexpr, STRIDE: tl.constexpr):
+    """Ask for ROWS x BYTES of a weight to come into the L2 cache; 128 bytes a line."""
+    LINES: tl.constexpr = ROWS * (BYTES // 128)
+    line = tl.arange(0, triton.next_power_of_2(LINES)) % LINES
+    at = weight + first + (line // (BYTES // 128)).to(tl.int64) * STRIDE + (line % (BYTES // 128)) * 64
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def _product(
+    x, weight, out, tokens,
+    DEPTH: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STEP: tl.constexpr,
+    PARTS: tl.constexpr, GATED: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    part = tl.program_id(2)
+    SHARE: tl.constexpr = DEPTH // PARTS
+    TAKEN: tl.constexpr = 2 * COLS if GATED else COLS
+    first = tl.program_id(0) * TAKEN
+    if EARLY:
+        _fetch(weight, first.to(tl.int64) * DEPTH + part * SHARE, TAKEN, SHARE * 2, DEPTH)
+        gdc_launch_dependents()
+        gdc_wait()
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    k = part * SHARE + tl.arange(0, STEP)
+    a_at = x + tl.minimum(rows, tokens - 1).to(tl.int64)[:, None] * DEPTH + k[None, :]
+    b_at = weight + (first + tl.arange(0, TAKEN)).to(tl.int64)[:, None] * DEPTH + k[None, :]
+    acc = tl.zeros((ROWS, TAKEN), tl.float32)
+    for i in range(0, SHARE, STEP):
+        acc = tl.dot(tl.load(a_at + i), tl.load(b_at + i).T, acc)
+    if GATED:
+        gate, up = tl.split(tl.reshape(acc, (ROWS, COLS, 2)))
+        acc = gate * tl.sigmoid(gate) * up
+    cols = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    at = out + (part * tokens + rows).to(tl.int64)[:, None] * WIDTH + cols[None, :]
+    tl.store(at, acc.to(out.dtype.element_ty), mask=(rows < tokens)[:, None])
+
+
+def product(x: Tensor, weight: Tensor, tile: Tile, *, gated: bool = False) -> Tensor:
+    """x weight^T for x [T, K], weight [N, K], both contiguous. The tile's cols divide N, parts x depth divides K.
+
+    One part: -> [T, N] in x's dtype. More: -> [parts, T, N] float32, to be added in order.
+    gated: the rows of weight are gate 0, up 0, gate 1, ..; -> silu(x gate^T) * (x up^T), [T, N / 2], one part.
+    """
+    tokens, depth = x.shape
+    width = weight.shape[0] // 2 if gated else weight.shape[0]
+    assert x.is_contiguous(), "the product walks whole rows"
+    assert weight.is_contiguous(), "the product walks whole rows"
+    assert width % tile.cols == 0, f"{width} columns are not cut evenly by {tile}"
+    assert depth % (tile.parts * tile.depth) == 0, f"a depth of {depth} is not cut evenly by {tile}"
+    if tile.parts == 1:
+        out = torch.empty(tokens, width, dtype=x.dtype, device=x.device)
+    else:
+        out = torch.empty(tile.parts, tokens, width, dtype=torch.float32, device=x.device)
+    grid = (width // tile.cols, triton.cdiv(tokens, tile.rows), tile.parts)
+    on = early(x)
+    _product[grid](
+        x, weight, out, tokens, depth, width, tile.rows, tile.cols, tile.depth, tile.parts, gated, on,
+        num_warps=tile.warps, num_stages=tile.stages, launch_pdl=on,
+    )  # fmt: skip
+    return out
+
+
+def tile(tokens: int, width: int, depth: int, *, gated: bool = False) -> Tile | None:
+    """A good cut on a GPU of some 130 multiprocessors, or None where the sizes cannot be cut evenly. Pure.
+
+    Measured on one H200 at widths of 1,024 and 3,072: docs/decisions/010-gpu-small-steps.md.
+    """
+    rows, warps = (64, 4) if tokens <= 64 else (128, 8)
+    blocks = triton.cdiv(tokens, rows)
+    if gated:
+        return Tile(rows, 32, 64, 1, warps, 5) if width % 32 == 0 and depth % 64 == 0 else None
+    cols = 32 if 64 < tokens <= 128 else 64
+    parts = 8
+    while parts > 2 and (width // cols * blocks * parts > 160 or depth % (64 * parts)):
+        parts //= 2
+    if width % cols or depth % (64 * parts):
+        return None
+    return Tile(rows, cols, 64, parts, warps, 5)
