@@ -23,13 +23,20 @@ ENV_PREFIX = "HORTUS_"
 
 
 def knob(
-    default: Any, help: str, *, choices: tuple[str, ...] = (), low: float | None = None, many: bool = False
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[str, ...] = (),
+    low: float | None = None,
+    many: bool = False,
+    secret: bool = False,
 ) -> Any:
     """A dataclass field with what a person needs to choose it: `help` says what it does and how to choose.
 
-    many: the flag may be given several times; its texts are joined by commas.
+    many: the flag may be given several times; its texts are joined by commas. secret: never shown.
     """
-    return dataclasses.field(default=default, metadata={"help": help, "choices": choices, "low": low, "many": many})
+    about = {"help": help, "choices": choices, "low": low, "many": many}
+    return dataclasses.field(default=default, metadata=about, repr=not secret)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +61,18 @@ class IvyConfig:
         "Largest request body in bytes. Bounds the memory one request can take.",
         low=1024,
     )
+    max_input_chars: int = knob(
+        1_000_000,
+        "Most characters of one text; a longer one is refused, or cut where it is to be truncated. Bounds the time that "
+        "tokenising a text can take, before any limit of tokens is met.",
+        low=1,
+    )
+    max_answer_values: int = knob(
+        2**25,
+        "Most numbers in one answer: rows times values a row. Bounds the memory of one answer, where a row is a token or a "
+        "chunk.",
+        low=1,
+    )
     auto_truncate: bool = knob(
         False,
         "Cut inputs longer than the model takes, at the end, instead of refusing them with 400. A request's own "
@@ -68,12 +87,49 @@ class IvyConfig:
         low=0,
     )
     tokenize_inline_chars: int = knob(
-        4096,
+        1024,
         "Requests with at most this many characters are tokenised on the event loop (fastest for short queries); "
         "longer ones in a thread, so that they never hold up others.",
         low=0,
     )
     tokenize_threads: int = knob(2, "Threads for tokenising long requests.", low=1)
+    templates: str | None = knob(
+        None,
+        "TOML file of prompts (table [prompts]), `default` prompt and `pair` template; adds to the model's own. Read again "
+        "on SIGHUP.",
+    )
+    int8_ranges: str | None = knob(
+        None,
+        ".npy file [2, dimensions] of the least and greatest value of each dimension, from texts like yours: what int8 and "
+        "uint8 answers are scaled by. Not needed for binary ones, nor for pplx-embed, which has its own rule.",
+    )
+    api_keys: str | None = knob(
+        None,
+        "Keys that clients must show as `Authorization: Bearer KEY`, on every route but /health and /ready. Better set in "
+        "the environment (HORTUS_API_KEYS) or in --api-keys-file, where other users do not see them.",
+        many=True,
+        secret=True,
+    )
+    api_keys_file: str | None = knob(None, "File with one key a line, beside those of --api-keys.")
+    tls_cert: str | None = knob(None, "PEM file of this server's certificate, with its chain: serve HTTPS.")
+    tls_key: str | None = knob(None, "PEM file of the private key of --tls-cert.")
+    cors_origins: str | None = knob(
+        None,
+        "Origins whose pages may call this server from a browser, such as https://example.org; `*` for all of them.",
+        many=True,
+    )
+    gzip: bool = knob(
+        False,
+        "Compress answers of 64 KiB or more for clients that accept it, in a thread. Worth it on slow networks only: halves "
+        "float answers, at about 20 ms of a core a megabyte.",
+    )
+    access_log: str | None = knob(
+        None, "Write one JSON line a request to this file (`-`: standard output), from a thread of its own."
+    )
+    otlp_endpoint: str | None = knob(
+        None,
+        "Send OpenTelemetry traces to this OTLP/HTTP address, such as http://127.0.0.1:4318/v1/traces. Needs the `otel` extra.",
+    )
     log_level: str = knob("info", "Least severe log line to print.", choices=("debug", "info", "warning", "error"))
 
 

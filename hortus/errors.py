@@ -8,7 +8,9 @@
         |   |-- ModelNotFound 404
         |   |-- RouteNotFound 404
         |   |-- MethodNotAllowed 405
-        |   `-- BodyTooLarge  413
+        |   |-- BodyTooLarge  413
+        |   |-- WrongKind     424   the route needs another kind of model than the one served
+        |   `-- Unauthorized  401
         |-- Overloaded        429   the queue is full; retry after `retry_after_s`
         |-- Cancelled         499   the caller went away
         |-- EngineError       500   the step failed
@@ -40,10 +42,12 @@ class Wire(NamedTuple):
 TABLE: dict[str, Wire] = {
     "invalid_input": Wire(400, "INVALID_ARGUMENT", False, "invalid_request_error"),
     "context_length_exceeded": Wire(400, "INVALID_ARGUMENT", False, "invalid_request_error"),
+    "unauthorized": Wire(401, "UNAUTHENTICATED", False, "authentication_error"),
     "model_not_found": Wire(404, "NOT_FOUND", False, "invalid_request_error"),
     "route_not_found": Wire(404, "UNIMPLEMENTED", False, "invalid_request_error"),
     "method_not_allowed": Wire(405, "UNIMPLEMENTED", False, "invalid_request_error"),
     "body_too_large": Wire(413, "RESOURCE_EXHAUSTED", False, "invalid_request_error"),
+    "wrong_model_kind": Wire(424, "FAILED_PRECONDITION", False, "invalid_request_error"),
     "overloaded": Wire(429, "RESOURCE_EXHAUSTED", True, "rate_limit_error"),
     "cancelled": Wire(499, "CANCELLED", False, "invalid_request_error"),
     "engine_error": Wire(500, "INTERNAL", False, "server_error"),
@@ -106,6 +110,14 @@ class MethodNotAllowed(InvalidInput):
 
 class BodyTooLarge(InvalidInput):
     code = "body_too_large"
+
+
+class WrongKind(InvalidInput):
+    code = "wrong_model_kind"
+
+
+class Unauthorized(InvalidInput):
+    code = "unauthorized"
 
 
 class Overloaded(RequestError):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import gzip
 import itertools
 import logging
 import math
@@ -32,12 +33,21 @@ from hortus.errors import (
     Overloaded,
     RequestError,
     RouteNotFound,
+    StartError,
 )
 from hortus.folder import ModelFolder
+from hortus.ivy.access import Access
+from hortus.ivy.cohere import Cohere
 from hortus.ivy.embed import Embedder
 from hortus.ivy.exchange import Answer, Headers, Message, Receive, Request, Send, write
 from hortus.ivy.health import Health, Probe, Readiness, probe_of
+from hortus.ivy.journal import Journal
 from hortus.ivy.openai import OpenAI
+from hortus.ivy.openapi import Pages
+from hortus.ivy.perplexity import Perplexity
+from hortus.ivy.rerank import Rerank
+from hortus.ivy.tei import Tei
+from hortus.ivy.traces import Traces
 from hortus.metrics import Metrics
 from hortus.types import Encoder, ModelInfo
 
@@ -48,6 +58,9 @@ Handler = Callable[[Request], Awaitable[Answer]]
 WATCH_AFTER_S = 0.01
 """A request is watched for a client that leaves, and for its deadline, once it has taken this long: most never pay for it,
 and a request shorter than this has nothing to save."""
+
+GZIP_FROM_BYTES = 64 * 1024
+"""Smaller answers cost more to compress than to send."""
 
 _printable_id = re.compile(rb"[\x21-\x7e]{1,128}")
 
@@ -62,21 +75,44 @@ class App:
         self._draining = False
         self.in_flight = 0
         """Requests being worked on."""
+        self._access = Access(config)
+        self._journal = None if config.access_log is None else Journal(config.access_log)
+        self._traces = None if config.otlp_endpoint is None else Traces(config.otlp_endpoint)
         metrics.requests_in_flight.set_function(lambda: self.in_flight)
         self._counters = {code: metrics.requests.labels(code) for code in ("ok", *TABLE)}
         process = secrets.token_hex(6).encode()
         self._ids = (b"%b-%x" % (process, n) for n in itertools.count(1))
 
-        openai = OpenAI(self._model)
+        openai, perplexity, cohere = OpenAI(self._model), Perplexity(self._model), Cohere(self._model)
+        rerank, pages = Rerank(self._model), Pages()
+        tei = Tei(self._model, rerank)
         health = Health(self._model, lambda: self.state, lambda: self._readiness, config, metrics)
         # HEAD goes with GET; OPTIONS is answered for all of them.
         self._routes: dict[str, dict[str, Handler]] = {
             "/v1/embeddings": {"POST": openai.embeddings},
+            "/v1/contextualizedembeddings": {"POST": perplexity.contextualized},
             "/v1/models": {"GET": openai.models},
+            "/v2/embed": {"POST": cohere.embed},
+            "/rerank": {"POST": rerank.rerank},
+            "/v1/rerank": {"POST": rerank.rerank},
+            "/v2/rerank": {"POST": rerank.rerank},
+            "/score": {"POST": rerank.score},
+            "/v1/score": {"POST": rerank.score},
+            "/classify": {"POST": rerank.classify},
+            "/": {"POST": tei.root},
+            "/embed": {"POST": tei.embed},
+            "/embed_all": {"POST": tei.embed_all},
+            "/embed_sparse": {"POST": tei.embed_sparse},
+            "/similarity": {"POST": tei.similarity},
+            "/predict": {"POST": tei.predict},
+            "/tokenize": {"POST": tei.tokenize},
+            "/decode": {"POST": tei.decode},
             "/health": {"GET": health.health},
             "/ready": {"GET": health.ready},
             "/metrics": {"GET": health.metrics},
             "/info": {"GET": health.info},
+            "/openapi.json": {"GET": pages.openapi},
+            "/docs": {"GET": pages.docs},
         }
         self._named_routes: dict[str, dict[str, Handler]] = {"/v1/models/": {"GET": openai.one_model}}
         self._not_counted = {"/health", "/ready", "/metrics"}
@@ -101,10 +137,22 @@ class App:
         """Refuse what comes from now on (503), finish what is in flight."""
         self._draining = True
 
+    def reload(self) -> None:
+        """Read the templates file again, for requests that come from now on. A file that is wrong changes nothing."""
+        if self._embedder is None:
+            return
+        try:
+            self._embedder.prompts = self._embedder.read_prompts()
+        except StartError as e:
+            log.error("templates not reloaded: %s", e)
+        else:
+            log.info("templates reloaded: %d prompts", len(self._embedder.prompts.texts))
+
     def close(self) -> None:
-        """Free the tokenizer's threads. After serving has ended."""
-        if self._embedder is not None:
-            self._embedder.close()
+        """Free the tokenizer's threads, write out logs and traces. After serving has ended."""
+        for part in (self._embedder, self._journal, self._traces):
+            if part is not None:
+                part.close()
 
     def _model(self) -> Embedder:
         if self._draining:
@@ -118,14 +166,17 @@ class App:
         if scope["type"] != "http":
             raise AssertionError(f"uvicorn was set up for HTTP only, not {scope['type']}")
         begin = time.monotonic()
-        request = Request(scope, receive, begin + self.config.timeout_s)
-        given = request.id
+        request = Request(scope, receive, begin, self.config.timeout_s)
+        given = request.headers.get(b"x-request-id")
         request_id = given if given is not None and _printable_id.fullmatch(given) else next(self._ids)
+        request.name = request_id.decode("ascii")
         self.in_flight += 1
         try:
-            code, answer = await self._answer(request, request_id)
+            code, answer = await self._answer(request)
         finally:
             self.in_flight -= 1
+        if self._journal is not None or self._traces is not None:
+            self._tell(scope, request, code, answer, time.monotonic() - begin)
         if request.path not in self._not_counted:
             self._counters[code].inc()
             self._metrics.request_seconds.observe(time.monotonic() - begin)
@@ -134,16 +185,42 @@ class App:
         headers: Headers = [(b"x-request-id", request_id)]
         if self._draining:
             headers.append((b"connection", b"close"))
+        headers += self._access.headers(request)
+        if self.config.gzip and len(answer.body) >= GZIP_FROM_BYTES:
+            await _compress(request, answer)
         await write(request, answer, send, headers)
 
-    async def _answer(self, request: Request, request_id: bytes) -> tuple[str, Answer | None]:
+    def _tell(self, scope: Message, request: Request, code: str, answer: Answer | None, seconds: float) -> None:
+        """The request's line in the access log, and its trace."""
+        if self._journal is not None:
+            told = {
+                "id": request.name,
+                "client": (scope.get("client") or ("",))[0],
+                "method": request.method,
+                "path": request.path,
+                "status": 499 if answer is None else answer.status,
+                "code": code,
+                "ms": round(seconds * 1e3, 3),
+                "bytes_in": len(request.body),
+                "bytes_out": 0 if answer is None else len(answer.body),
+            }
+            self._journal.write(told)
+        if self._traces is not None:
+            self._traces.record(request, code, answer, seconds)
+
+    async def _answer(self, request: Request) -> tuple[str, Answer | None]:
         """(outcome code, answer); no answer when the client has gone."""
         watch: _Watch | None = None
         error: RequestError
         try:
+            if (told := self._access.preflight(request)) is not None:
+                return "ok", told
+            self._access.check(request)
             handler = self._find(request)
             if request.method == "POST":
-                watch = _Watch(request, self.config.timeout_s)
+                if (limit := request.headers.get(b"x-hortus-timeout-ms")) is not None:
+                    request.shorten(limit)
+                watch = _Watch(request)
                 await request.read(self.config.max_body_bytes)
                 watch.body_is_in()
             answer = await handler(request)
@@ -161,9 +238,8 @@ class App:
             else:
                 raise
         except Exception:
-            name = request_id.decode("latin-1")
-            log.exception("request %s failed: a fault in this server", name)
-            error = EngineError(f"a fault in this server; its log tells more under request id {name}")
+            log.exception("request %s failed: a fault in this server", request.name)
+            error = EngineError(f"a fault in this server; its log tells more under request id {request.name}")
         finally:
             if watch is not None:
                 watch.close()
@@ -190,19 +266,22 @@ class App:
         return handler
 
 
+_LIMITS = "--timeout-s, or the request's x-hortus-timeout-ms"
+
+
 class _Watch:
     """Cancels a request's task when its client leaves or its time is up, and says which in `why`."""
 
-    def __init__(self, request: Request, timeout_s: float) -> None:
+    def __init__(self, request: Request) -> None:
         task = asyncio.current_task()
         assert task is not None, "every request runs in a task"
         self.task: asyncio.Task[object] = task
         self.why: RequestError | None = None
-        self._request, self._timeout_s = request, timeout_s
+        self._request, self._timeout_s = request, request.timeout_s
         self._watcher: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         # Until the body is in, its reader hears of a client that leaves; only time has to be watched.
-        self._timer = self._loop.call_later(timeout_s, self._body_late)
+        self._timer = self._loop.call_later(self._timeout_s, self._body_late)
 
     def body_is_in(self) -> None:
         """From here on the client is watched too."""
@@ -210,7 +289,7 @@ class _Watch:
         self._timer = self._loop.call_later(min(WATCH_AFTER_S, self._timeout_s), self._start)
 
     def _body_late(self) -> None:
-        self.why = DeadlineExceeded(f"the body had not all arrived after {self._timeout_s:g} s (--timeout-s)")
+        self.why = DeadlineExceeded(f"the body had not all arrived after {self._timeout_s:g} s ({_LIMITS})")
         self.task.cancel()
 
     def _start(self) -> None:
@@ -222,7 +301,7 @@ class _Watch:
                 await self._request.gone()
             self.why = Cancelled("the client went away")
         except TimeoutError:
-            self.why = DeadlineExceeded(f"not finished after {self._timeout_s:g} s (--timeout-s)")
+            self.why = DeadlineExceeded(f"not finished after {self._timeout_s:g} s ({_LIMITS})")
         self.task.cancel()
 
     def close(self) -> None:
@@ -239,12 +318,22 @@ def _options(allow: str) -> Handler:
     return options
 
 
+async def _compress(request: Request, answer: Answer) -> None:
+    """gzip for a client that takes it, in a thread: zlib lets go of the GIL."""
+    if b"gzip" not in request.headers.get(b"accept-encoding", b""):
+        return
+    answer.body = await asyncio.to_thread(gzip.compress, answer.body, 1)
+    answer.headers += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
+
+
 def error_answer(error: RequestError) -> Answer:
     """Any error in OpenAI's shape, with the headers that go with it."""
     wire = error.wire
     headers: Headers = []
     if isinstance(error, MethodNotAllowed) and error.allow:
         headers.append((b"allow", error.allow.encode()))
+    if wire.http == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
     if wire.http in (429, 503):
         wait_s = error.retry_after_s if isinstance(error, Overloaded) else 1.0
         headers.append((b"retry-after", b"%d" % max(1, math.ceil(wait_s))))

@@ -1,6 +1,7 @@
-"""Text or token ids to finished vectors: the part that every family of routes shares.
+"""From texts, ids or pairs to rows: the part that every route of every API shares.
 
-Knows prompts, tokens, chunks and an Encoder. Does not know JSON, HTTP, or how an answer is written down.
+Two verbs: `texts`, `ids`, `pairs`, `documents` make Tokens; `run` sends them through the encoder, chunk by chunk, and hands
+the rows to whoever writes them down. Knows prompts, tokens, chunks and an Encoder. Does not know JSON or HTTP.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import itertools
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from hortus.config import IvyConfig
-from hortus.errors import InvalidInput
+from hortus.errors import InvalidInput, StartError, WrongKind
 from hortus.folder import ModelFolder
-from hortus.ivy import outputs
+from hortus.ivy import assemble, outputs, templates
+from hortus.ivy.assemble import Truncate
 from hortus.ivy.split import split
-from hortus.ivy.templates import Prompts
 from hortus.ivy.tokenize import Tokenizer
 from hortus.metrics import Metrics
 from hortus.types import Encoder, Float32, ModelInfo, Timings, TokenBatch
@@ -27,18 +29,37 @@ large a request is, another's tokens never wait behind more of it than that."""
 SLICE_VALUES = 32 * 1024
 """Values finished and written down before the event loop gets its turn: about a millisecond as JSON numbers."""
 
+T = TypeVar("T")
+Write = Callable[[int, Float32], T]
+"""(index of the first row, rows as the engine gave them) -> what the answer needs of them."""
+Run = Callable[[int, TokenBatch], Awaitable[tuple[list[T], Timings]]]
 Texts = list[str]
 Ids = list[list[int]]
-Write = Callable[[int, Float32], bytes]
-"""(index of the first row, rows) -> their part of the answer."""
-Run = Callable[[int, TokenBatch], Awaitable[tuple[bytes, Timings]]]
+
+WHAT = {
+    "embed": "an embedding model",
+    "classify": "a classifier",
+    "sparse": "a sparse embedding model",
+    "tokens": "a late-interaction model",
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Embedded:
+class Tokens:
+    """A request, tokenised."""
+
+    batch: TokenBatch
+    seconds: float
+    """What tokenising took."""
+    field: str = "input"
+    """What the request calls its inputs, for errors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Generic[T]):
     """What came of one request."""
 
-    parts: list[bytes]
+    parts: list[T]
     """What `write` made of the rows, in order."""
     tokens: int
     """Tokens run through the model, prompts and special tokens included."""
@@ -53,92 +74,194 @@ class Embedder:
         self, folder: ModelFolder, info: ModelInfo, encoder: Encoder, config: IvyConfig, metrics: Metrics
     ) -> None:
         """Reads the tokenizer: takes up to seconds for large vocabularies. StartError."""
-        self.info, self.encoder = info, encoder
-        self.prompts = Prompts(folder.prompts, folder.default_prompt_name)
+        self.info, self.encoder, self.folder = info, encoder, folder
+        self._config, self._metrics = config, metrics
+        self.prompts = self.read_prompts()
         self.tokenizer = Tokenizer(
             folder,
             max_tokens=info.max_tokens,
             vocab_size=info.vocab_size,
             inline_chars=config.tokenize_inline_chars,
             threads=config.tokenize_threads,
+            max_chars=config.max_input_chars,
         )
-        self._config, self._metrics = config, metrics
+        ranges = None if config.int8_ranges is None else outputs.read_ranges(config.int8_ranges)
+        if ranges is not None and ranges.shape[1] > info.width:
+            raise StartError(f"--int8-ranges: {ranges.shape[1]} dimensions, the model has {info.width}")
+        own = any(m.kind == "FlexibleQuantizer" for m in folder.modules)
+        self.quantizer = outputs.Quantizer(tanh=own, ranges=None if own else ranges)
+        self.contextual = contextual(folder.config)
+        if self.contextual:
+            self.tokenizer.prepare_documents()
+        # A classifier that says so gives independent yes or no answers; others choose one of their labels.
+        independent = folder.config.get("problem_type") == "multi_label_classification" or info.width == 1
+        self.probabilities = outputs.sigmoid if independent else outputs.softmax
 
     def close(self) -> None:
         self.tokenizer.close()
 
-    async def embed(
+    def read_prompts(self) -> templates.Prompts:
+        """The model's prompts and those of --templates. StartError."""
+        own = templates.Prompts(self.folder.prompts, self.folder.default_prompt_name)
+        return own if self._config.templates is None else templates.read(self._config.templates, own)
+
+    def need(self, *kinds: str, route: str) -> None:
+        """WrongKind unless the model is of one of these kinds."""
+        if self.info.kind not in kinds:
+            raise WrongKind(
+                f"{route} needs {' or '.join(WHAT[k] for k in kinds)}; "
+                f"{self.info.name} is {WHAT.get(self.info.kind, self.info.kind)}"
+            )
+
+    def dimensions(self, asked: int | None) -> int:
+        """Values a vector; InvalidInput when the model has no such vectors."""
+        if asked is None:
+            return self.info.width
+        if not 1 <= asked <= self.info.width:
+            raise InvalidInput(f"dimensions is {asked}, this model can give 1 to {self.info.width}", param="dimensions")
+        return asked
+
+    def truncate(self, on: bool | None = None, limit: int | None = None, left: bool | None = None) -> Truncate:
+        """on: None takes --auto-truncate."""
+        return Truncate(self._config.auto_truncate if on is None else on, limit, left)
+
+    # Tokens
+
+    async def inputs(
         self,
-        inputs: Texts | Ids,
-        write: Write,
+        inputs: Sequence[Any],
         *,
-        deadline: float,
+        truncate: Truncate,
         prompt_name: str | None = None,
-        truncate: bool | None = None,
-        dimensions: int | None = None,
         flat: bool = False,
-    ) -> Embedded:
-        """Vectors of every input, written by `write` chunk by chunk as they come.
-
-        inputs: all texts, or all lists of ids. deadline: time.monotonic() seconds. truncate: None takes --auto-truncate.
-        flat: one list of ids was written without its outer brackets. Raises InvalidInput, TooLong, NonFinite, and what the
-        encoder raises; then nothing of this request stays behind in the encoder.
-        """
-        if not inputs:
-            raise InvalidInput("input is an empty list", param="input")
-        if len(inputs) > self._config.max_inputs:
-            raise InvalidInput(
-                f"{len(inputs)} inputs in one request, this server takes at most {self._config.max_inputs} (--max-inputs)",
-                param="input",
-            )
-        if dimensions is not None and not 1 <= dimensions <= self.info.width:
-            raise InvalidInput(
-                f"dimensions is {dimensions}, this model can give 1 to {self.info.width}", param="dimensions"
-            )
+        field: str = "input",
+    ) -> Tokens:
+        """Texts, or lists of ids. flat: one list of ids was written without its outer brackets. InvalidInput, TooLong."""
         begin = time.perf_counter()
-        batch = await self._tokens(
-            inputs, prompt_name, self._config.auto_truncate if truncate is None else truncate, flat
-        )
-        tokenized = time.perf_counter() - begin
-        self._metrics.tokenize_seconds.observe(tokenized)
+        self.count(len(inputs), field)
+        ids = isinstance(inputs[0], list)
+        prompt = self.prompts.choose(prompt_name, ids=ids)
+        if ids:
+            batch = self.tokenizer.pack(inputs, truncate=truncate, flat=flat, field=field)
+        else:
+            texts = [prompt + t for t in inputs] if prompt else inputs
+            batch = await self.tokenizer.batch(texts, truncate=truncate, field=field)
+        return self._tokens(batch, begin, field)
+
+    async def pairs(
+        self,
+        queries: list[str],
+        documents: list[str],
+        *,
+        truncate: Truncate,
+        most_query: int | None = None,
+        most_document: int | None = None,
+        field: str = "documents",
+    ) -> Tokens:
+        """Pairs as the model reads them; one query may stand for all. InvalidInput, TooLong."""
+        begin = time.perf_counter()
+        self.count(len(documents), field)
+        if self.prompts.pair is None:
+            batch = await self.tokenizer.pairs(
+                queries, documents, truncate=truncate, most_left=most_query, most_right=most_document, field=field
+            )
+            return self._tokens(batch, begin, field)
+        if most_query is not None:
+            queries = await self.tokenizer.shorten(queries, most_query)
+        if most_document is not None:
+            documents = await self.tokenizer.shorten(documents, most_document)
+        queries = queries * len(documents) if len(queries) == 1 else queries
+        texts = [self.prompts.joined(q, d) for q, d in zip(queries, documents, strict=True)]
+        # Cutting the end off would cut the template's own end off, so here only the texts' own limits shorten a pair.
+        fits = Truncate(False, truncate.limit)
+        return self._tokens(await self.tokenizer.batch(texts, truncate=fits, field=field), begin, field)
+
+    async def documents(self, documents: list[list[str]], *, truncate: Truncate, field: str = "input") -> Tokens:
+        """Documents of chunks: one row a chunk. InvalidInput, TooLong."""
+        begin = time.perf_counter()
+        self.count(len(documents), field)
+        for i, document in enumerate(documents):
+            if not document:
+                raise InvalidInput(f"document {i} has no chunks", param=f"{field}[{i}]")
+        return self._tokens(await self.tokenizer.documents(documents, truncate=truncate, field=field), begin, field)
+
+    def every_token(self, tokens: Tokens) -> Tokens:
+        """The same with a row for each token."""
+        return Tokens(assemble.every_token(tokens.batch), tokens.seconds, tokens.field)
+
+    def count(self, count: int, field: str) -> None:
+        if not count:
+            raise InvalidInput(f"{field} is an empty list", param=field)
+        if count > self._config.max_inputs:
+            raise InvalidInput(
+                f"{count} inputs in one request, this server takes at most {self._config.max_inputs} (--max-inputs)",
+                param=field,
+            )
+
+    def _tokens(self, batch: TokenBatch, begin: float, field: str) -> Tokens:
+        seconds = time.perf_counter() - begin
+        self._metrics.tokenize_seconds.observe(seconds)
         self._metrics.request_tokens.observe(batch.total_tokens)
+        return Tokens(batch, seconds, field)
 
-        async def run(lo: int, chunk: TokenBatch) -> tuple[bytes, Timings]:
+    # Rows
+
+    async def run(self, tokens: Tokens, write: Write[T], *, deadline: float, values: int | None = None) -> Done[T]:
+        """Every row, checked to be finite and handed to `write` chunk by chunk as they come.
+
+        deadline: time.monotonic() seconds. values: how many of a row go into the answer; default all. Raises InvalidInput
+        when the answer would be too large, NonFinite, and what the encoder raises; then nothing of this request stays behind
+        in the encoder.
+        """
+        batch = tokens.batch
+        size = batch.rows * (values or self.info.width)
+        if size > self._config.max_answer_values:
+            raise InvalidInput(
+                f"{batch.rows} rows of {values or self.info.width} values are {size} numbers in one answer, this server "
+                f"gives at most {self._config.max_answer_values} (--max-answer-values); send fewer inputs",
+                param=tokens.field,
+            )
+
+        async def run(lo: int, chunk: TokenBatch) -> tuple[list[T], Timings]:
             result = await self.encoder.encode(chunk, deadline=deadline)
-            step = max(1, SLICE_VALUES // result.rows.shape[1])
-            if len(result.rows) <= step:
-                return finished(lo, result.rows), result.timings
+            rows = result.rows
+            step = max(1, SLICE_VALUES // rows.shape[1])
+            if len(rows) <= step:
+                return [finished(lo, rows)], result.timings
             pieces = []
-            for at in range(0, len(result.rows), step):
-                pieces.append(finished(lo + at, result.rows[at : at + step]))
+            for at in range(0, len(rows), step):
+                pieces.append(finished(lo + at, rows[at : at + step]))
                 await asyncio.sleep(0)
-            return b",".join(pieces), result.timings
+            return pieces, result.timings
 
-        def finished(first: int, rows: Float32) -> bytes:
-            outputs.check_finite(rows, first)
-            return write(first, outputs.finish(rows, dimensions, self.info.normalize))
+        def finished(first: int, rows: Float32) -> T:
+            outputs.check_finite(rows, lambda i: self._name(tokens, first + i))
+            return write(first, rows)
 
         parts, timings = await _run_all(run, split(batch, self.info.batch_tokens))
-        timings.tokenize_ms = tokenized * 1e3
-        return Embedded(parts, batch.total_tokens, timings)
+        timings.tokenize_ms = tokens.seconds * 1e3
+        return Done(parts, batch.total_tokens, timings)
 
-    async def _tokens(self, inputs: Texts | Ids, prompt_name: str | None, truncate: bool, flat: bool) -> TokenBatch:
-        ids = [x for x in inputs if isinstance(x, list)]
-        prompt = self.prompts.choose(prompt_name, ids=bool(ids))
-        if ids:
-            return self.tokenizer.pack(ids, truncate=truncate, flat=flat)
-        texts = [x for x in inputs if isinstance(x, str)]
-        return await self.tokenizer.batch([prompt + t for t in texts] if prompt else texts, truncate=truncate)
+    def _name(self, tokens: Tokens, row: int) -> str:
+        """What the request calls the input of a row."""
+        at = row if tokens.batch.spans is None else assemble.owners(tokens.batch)[row]
+        return f"{tokens.field}[{at}]"
 
 
-async def _run_all(run: Run, chunks: Sequence[TokenBatch]) -> tuple[list[bytes], Timings]:
+def contextual(config: dict[str, Any]) -> bool:
+    """Whether config.json is that of a model trained to embed chunks in the context of their document."""
+    classes = config.get("auto_map")
+    return isinstance(classes, dict) and str(classes.get("AutoModel", "")).endswith("ContextualModel")
+
+
+async def _run_all(run: Run[T], chunks: Sequence[TokenBatch]) -> tuple[list[T], Timings]:
     """Run every chunk, OUTSTANDING_CHUNKS at a time, answers in order. The first failure cancels the rest."""
     if len(chunks) == 1:
         part, timings = await run(0, chunks[0])
-        return [part], Timings(queue_ms=timings.queue_ms, device_ms=timings.device_ms)
-    parts: list[bytes] = [b""] * len(chunks)
+        return part, Timings(queue_ms=timings.queue_ms, device_ms=timings.device_ms)
+    parts: list[list[T]] = [[]] * len(chunks)
     begin, queue_ms, first_start = time.perf_counter(), 0.0, float("inf")
-    firsts = itertools.accumulate(map(len, chunks), initial=0)
+    firsts = itertools.accumulate([chunk.rows for chunk in chunks], initial=0)
     waiting = iter(enumerate(zip(firsts, chunks, strict=False)))
 
     async def worker() -> None:
@@ -156,4 +279,4 @@ async def _run_all(run: Run, chunks: Sequence[TokenBatch]) -> tuple[list[bytes],
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
     device_ms = (time.perf_counter() - max(first_start, begin)) * 1e3
-    return parts, Timings(queue_ms=queue_ms, device_ms=device_ms)
+    return [part for piece in parts for part in piece], Timings(queue_ms=queue_ms, device_ms=device_ms)

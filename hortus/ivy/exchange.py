@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hortus.errors import BodyTooLarge, Cancelled, InvalidInput
+from hortus.types import Timings
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -30,38 +31,46 @@ class Answer:
     status: int = 200
     headers: Headers = field(default_factory=list)
     content_type: bytes = b"application/json"
+    timings: Timings | None = None
+    """Where the time went, for answers that ran the model."""
 
 
 class Request:
     """What came in; its body once `read` has been awaited."""
 
-    __slots__ = ("_encoding", "_length", "_receive", "body", "body_left", "deadline", "id", "method", "path", "tail")
+    __slots__ = ("_receive", "body", "body_left", "deadline", "headers", "method", "name", "path", "tail", "timeout_s")
 
-    def __init__(self, scope: Message, receive: Receive, deadline: float) -> None:
+    def __init__(self, scope: Message, receive: Receive, begin: float, timeout_s: float) -> None:
+        """begin: time.monotonic() seconds."""
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.tail = ""
         """What follows the route, for routes that take a name."""
-        self.id: bytes | None = None
-        """The client's x-request-id, as sent."""
-        self.deadline = deadline
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        """Names in lower case; of a header given twice the last."""
+        self.name = ""
+        """The request's id, in its answer and in logs."""
+        self.timeout_s = timeout_s
+        self.deadline = begin + timeout_s
         """time.monotonic() seconds."""
         self.body = b""
-        self.body_left = False
+        self.body_left = self.headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in self.headers
         """Part of the body has not been read yet."""
-        self._length: int | None = None
-        self._encoding: bytes | None = None
         self._receive = receive
-        for name, value in scope["headers"]:
-            if name == b"content-length":
-                self._length = int(value)
-                self.body_left = self._length > 0
-            elif name == b"transfer-encoding":
-                self.body_left = True
-            elif name == b"x-request-id":
-                self.id = value
-            elif name == b"content-encoding" and value.lower() != b"identity":
-                self._encoding = value
+
+    def shorten(self, timeout_ms: bytes) -> None:
+        """Take the client's own time limit; it can only be shorter. InvalidInput when it is no number of milliseconds."""
+        try:
+            asked_s = float(timeout_ms) / 1e3
+        except ValueError:
+            asked_s = 0.0
+        if not 0 < asked_s < float("inf"):
+            raise InvalidInput(
+                f"x-hortus-timeout-ms: {timeout_ms.decode('latin-1')!r:.40} is no number of milliseconds"
+            )
+        if asked_s < self.timeout_s:
+            self.deadline += asked_s - self.timeout_s
+            self.timeout_s = asked_s
 
     async def read(self, limit: int) -> None:
         """Take in the whole body. The caller bounds the wait.
@@ -69,12 +78,12 @@ class Request:
         limit: bytes, whether the client says the length or sends chunks. Raises BodyTooLarge; InvalidInput for a
         compressed body; Cancelled when the client has gone.
         """
-        if self._length is not None and self._length > limit:
-            raise _too_large(f"{self._length} bytes", limit)
-        if self._encoding is not None:
-            raise InvalidInput(
-                f"content-encoding {self._encoding.decode('latin-1')!r:.40} is not supported; send plain JSON"
-            )
+        length = int(self.headers.get(b"content-length", 0))
+        if length > limit:
+            raise _too_large(f"{length} bytes", limit)
+        encoding = self.headers.get(b"content-encoding", b"identity")
+        if encoding.lower() != b"identity":
+            raise InvalidInput(f"content-encoding {encoding.decode('latin-1')!r:.40} is not supported; send plain JSON")
         parts: list[bytes] = []
         size, more = 0, True
         while more:

@@ -18,6 +18,7 @@ from hortus.errors import HortusError, NotReady
 from hortus.ivy import outputs
 from hortus.ivy.embed import Embedder
 from hortus.ivy.exchange import Answer, Request
+from hortus.ivy.rerank import labels
 from hortus.metrics import Metrics
 from hortus.types import TokenBatch
 
@@ -106,15 +107,37 @@ class Health:
 
     async def info(self, request: Request) -> Answer:
         embedder = self._model()
+        info = embedder.info
+        names = labels(embedder) if info.kind == "classify" else []
+        labelled = {
+            "id2label": {str(i): n for i, n in enumerate(names)},
+            "label2id": {n: i for i, n in enumerate(names)},
+        }
+        kind = "reranker" if len(names) == 1 else "classifier" if names else "embedding"
         told: dict[str, Any] = {
             "version": __version__,
-            "model": msgspec.to_builtins(embedder.info),
+            # As TEI has it.
+            "model_id": info.name,
+            "model_sha": info.revision,
+            "model_dtype": info.dtype,
+            "served_model_name": info.name,
+            "model_type": {kind: labelled if names else {"pooling": info.pooling}},
+            "max_input_length": info.max_tokens,
+            "max_batch_tokens": info.batch_tokens,
+            "max_client_batch_size": self._config.max_inputs,
+            "auto_truncate": self._config.auto_truncate,
+            "tokenization_workers": self._config.tokenize_threads,
+            # Ours.
+            "model": msgspec.to_builtins(info),
+            "contextual": embedder.contextual,
             "prompts": embedder.prompts.texts,
             "default_prompt_name": embedder.prompts.default,
             "limits": {
                 "max_tokens": embedder.info.max_tokens,
                 "max_inputs": self._config.max_inputs,
                 "max_body_bytes": self._config.max_body_bytes,
+                "max_input_chars": self._config.max_input_chars,
+                "max_answer_values": self._config.max_answer_values,
                 "timeout_s": self._config.timeout_s,
                 "auto_truncate": self._config.auto_truncate,
             },

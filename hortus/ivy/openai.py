@@ -1,25 +1,24 @@
-"""OpenAI's routes: POST /v1/embeddings, GET /v1/models, GET /v1/models/{id}.
+"""OpenAI's routes, with what Perplexity and vLLM add to them: POST /v1/embeddings, GET /v1/models, GET /v1/models/{id}.
 
-Knows their JSON, to the letter, and two extensions (`truncate`, `prompt_name`). Does not know tokens or the engine.
+Knows their JSON, to the letter. Does not know tokens or the engine.
 """
 
 from __future__ import annotations
 
-import re
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from hortus.errors import InvalidInput, ModelNotFound
+from hortus.errors import InvalidInput
 from hortus.ivy import outputs
-from hortus.ivy.embed import Embedder
+from hortus.ivy.assemble import Truncate
+from hortus.ivy.body import check_model, decoder, one_of, sort_out
+from hortus.ivy.embed import Done, Embedder
 from hortus.ivy.exchange import Answer, Request
 from hortus.types import Float32, Timings
-
-FORMATS: dict[str, Callable[[Float32], list[bytes]]] = {"float": outputs.as_numbers, "base64": outputs.as_base64}
-_AROUND = {"float": (b"[", b"]"), "base64": (b'"', b'"')}
 
 
 class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -29,7 +28,8 @@ class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
     """One text, several, one list of token ids, or several. A list holds one kind only."""
     model: str
     encoding_format: str | None = None
-    """float (default) or base64: little-endian float32."""
+    """float, base64 (little-endian float32), int8, uint8, binary, ubinary, base64_int8, base64_binary. Default: float; for
+    pplx-embed models base64_int8, as in Perplexity's API."""
     dimensions: int | None = None
     """Keep the first so many values, then normalise if the model does. Default: all."""
     user: str | None = None
@@ -38,71 +38,89 @@ class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Cut inputs that are too long instead of refusing them. Default: --auto-truncate."""
     prompt_name: str | None = None
     """One of the model's prompts; "" for none; default: the model's default prompt."""
+    input_type: str | None = None
+    """query or document (also as search_query, search_document, classification, clustering): the model's prompt for it."""
+    truncate_prompt_tokens: int | None = None
+    """Cut inputs to so many tokens; -1: to what the model takes."""
+    truncation_side: str | None = None
+    """left or right: the side that is cut off."""
 
 
-_decoder = msgspec.json.Decoder(EmbeddingsRequest)
-_path = re.compile(r" - at `\$\.?([^`]*)`$")
-_named = re.compile(r"(?:unknown|required) field `([^`]*)`")
+decode = decoder(EmbeddingsRequest)
+SIDES = ("left", "right")
 
 
-def decode(body: bytes) -> EmbeddingsRequest:
-    """Parse and check in one pass; InvalidInput says where it went wrong."""
-    try:
-        return _decoder.decode(body)
-    except msgspec.ValidationError as e:
-        text = str(e)
-        at, named = _path.search(text), _named.search(text)
-        param = at[1] if at else named[1] if named else None
-        hint = ""
-        if "unknown field" in text:
-            hint = "; known: " + ", ".join(EmbeddingsRequest.__struct_fields__)
-        where = f"{param}: " if at and param else ""
-        raise InvalidInput(where + (text[: at.start()] if at else text) + hint, param=param) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as e:
-        # Lone surrogates and invalid UTF-8 end here, before any tokenizer sees them.
-        raise InvalidInput(f"the body is not valid JSON in UTF-8: {e}") from None
-    except RecursionError:
-        raise InvalidInput("the body is not valid JSON: nested too deeply") from None
+def prompt_of(embedder: Embedder, prompt_name: str | None, input_type: str | None) -> str | None:
+    """The prompt's name from the two fields that can say it; InvalidInput when both do."""
+    if input_type is None:
+        return prompt_name
+    if prompt_name is not None:
+        raise InvalidInput("give prompt_name or input_type, not both", param="input_type")
+    return embedder.prompts.named(input_type)
 
 
-def sort_out(given: str | list[Any]) -> tuple[list[Any], bool]:
-    """(inputs, flat): all texts or all id lists. flat: one list of ids came without outer brackets. InvalidInput if mixed."""
-    if isinstance(given, str):
-        return [given], False
-    kinds = set(map(type, given))
-    if len(kinds) > 1:
-        first = type(given[0])
-        at = next(i for i, x in enumerate(given) if type(x) is not first)
-        raise InvalidInput(
-            f"input[{at}] is not of the same kind as input[0]: give only texts, only token ids, or only lists of ids",
-            param=f"input[{at}]",
-        )
-    return ([given], True) if kinds == {int} else (given, False)
+def truncation(
+    embedder: Embedder,
+    on: bool | None,
+    tokens: int | None = None,
+    side: str | None = None,
+    param: str = "truncation_side",
+) -> Truncate:
+    """vLLM's and TEI's fields as one rule. A number of tokens asks for cutting by itself; -1 stands for the model's limit."""
+    if tokens is not None and tokens < 0:
+        if tokens != -1:
+            raise InvalidInput(
+                f"truncate_prompt_tokens is {tokens}; give -1 or a number of tokens", param="truncate_prompt_tokens"
+            )
+        tokens, on = None, True
+    left = None if side is None else one_of(side.lower(), SIDES, param) == "left"
+    return embedder.truncate(True if tokens is not None and on is None else on, tokens, left)
 
 
-def item_writer(encoding: str) -> Callable[[int, Float32], bytes]:
-    """Rows to the entries of `data`, comma-separated, numbered from the index given."""
-    encode = FORMATS[encoding]
-    left, right = _AROUND[encoding]
-    head, tail = b'{"object":"embedding","index":%d,"embedding":' + left, right + b"}"
+@functools.cache
+def _around(encoding: str) -> tuple[bytes, bytes]:
+    form = outputs.FORMS[encoding]
+    return b'{"object":"embedding","index":%d,"embedding":' + form.left, form.right + b"}"
+
+
+def writer(embedder: Embedder, encoding: str, dimensions: int) -> Callable[[int, Float32], bytes]:
+    """Rows to the entries of `data`, comma-separated, numbered by row."""
+    form, quantizer, normalize = outputs.FORMS[encoding], embedder.quantizer, embedder.info.normalize
+    head, tail = _around(encoding)
 
     def write(first: int, rows: Float32) -> bytes:
-        return b",".join([head % i + text + tail for i, text in enumerate(encode(rows), first)])
+        texts = outputs.texts_of(rows, form, quantizer, dimensions, normalize)
+        return b",".join([head % i + text + tail for i, text in enumerate(texts, first)])
 
     return write
 
 
-_WRITERS = {name: item_writer(name) for name in FORMATS}
+def format_of(embedder: Embedder, asked: str | None, dimensions: int) -> str:
+    """The encoding to answer in; InvalidInput when it does not exist, or not for this model."""
+    if asked is None:
+        return "base64_int8" if embedder.quantizer.tanh else "float"
+    form = outputs.FORMS[one_of(asked, tuple(outputs.FORMS), "encoding_format")]
+    embedder.quantizer.check(form.precision, dimensions)
+    return asked
 
 
-def timing_headers(timings: Timings) -> list[tuple[bytes, bytes]]:
-    """Where the time went, in milliseconds."""
-    return [
-        (b"x-hortus-tokenize-ms", b"%.3f" % timings.tokenize_ms),
-        (b"x-hortus-queue-ms", b"%.3f" % timings.queue_ms),
-        (b"x-hortus-device-ms", b"%.3f" % timings.device_ms),
-        (b"x-hortus-total-ms", b"%.3f" % timings.total_ms),
-    ]
+def usage(tokens: int) -> bytes:
+    return b'"usage":{"prompt_tokens":%d,"total_tokens":%d}' % (tokens, tokens)
+
+
+def timed(body: bytes, timings: Timings, begin: float) -> Answer:
+    """An answer with the headers that say where the time went, in milliseconds. begin: time.perf_counter() seconds."""
+    timings.total_ms = (time.perf_counter() - begin) * 1e3
+    return Answer(
+        body,
+        headers=[
+            (b"x-hortus-tokenize-ms", b"%.3f" % timings.tokenize_ms),
+            (b"x-hortus-queue-ms", b"%.3f" % timings.queue_ms),
+            (b"x-hortus-device-ms", b"%.3f" % timings.device_ms),
+            (b"x-hortus-total-ms", b"%.3f" % timings.total_ms),
+        ],
+        timings=timings,
+    )
 
 
 class OpenAI:
@@ -116,43 +134,33 @@ class OpenAI:
         begin = time.perf_counter()
         embedder = self._model()
         asked = decode(request.body)
-        _check_model(asked.model, embedder.info.name)
-        encoding = "float" if asked.encoding_format is None else asked.encoding_format
-        if encoding not in FORMATS:
-            raise InvalidInput(
-                f"unknown encoding_format {encoding!r:.80}; allowed: {', '.join(FORMATS)}", param="encoding_format"
-            )
+        check_model(asked.model, embedder.info.name)
+        embedder.need("embed", route="/v1/embeddings")
+        dimensions = embedder.dimensions(asked.dimensions)
+        encoding = format_of(embedder, asked.encoding_format, dimensions)
         inputs, flat = sort_out(asked.input)
-        done = await embedder.embed(
+        tokens = await embedder.inputs(
             inputs,
-            _WRITERS[encoding],
-            deadline=request.deadline,
-            prompt_name=asked.prompt_name,
-            truncate=asked.truncate,
-            dimensions=asked.dimensions,
+            truncate=truncation(embedder, asked.truncate, asked.truncate_prompt_tokens, asked.truncation_side),
+            prompt_name=prompt_of(embedder, asked.prompt_name, asked.input_type),
             flat=flat,
         )
-        answer = b'{"object":"list","data":[%b],"model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d}}' % (
+        write = writer(embedder, encoding, dimensions)
+        done: Done[bytes] = await embedder.run(tokens, write, deadline=request.deadline, values=dimensions)
+        body = b'{"object":"list","data":[%b],"model":%b,%b}' % (
             done.parts[0] if len(done.parts) == 1 else b",".join(done.parts),
             msgspec.json.encode(embedder.info.name),
-            done.tokens,
-            done.tokens,
+            usage(done.tokens),
         )
-        done.timings.total_ms = (time.perf_counter() - begin) * 1e3
-        return Answer(answer, headers=timing_headers(done.timings))
+        return timed(body, done.timings, begin)
 
     async def models(self, request: Request) -> Answer:
         return Answer(msgspec.json.encode({"object": "list", "data": [self._entry(self._model())]}))
 
     async def one_model(self, request: Request) -> Answer:
         embedder = self._model()
-        _check_model(request.tail, embedder.info.name)
+        check_model(request.tail, embedder.info.name)
         return Answer(msgspec.json.encode(self._entry(embedder)))
 
     def _entry(self, embedder: Embedder) -> dict[str, Any]:
         return {"id": embedder.info.name, "object": "model", "created": self._created, "owned_by": "hortus"}
-
-
-def _check_model(asked: str, served: str) -> None:
-    if asked != served:
-        raise ModelNotFound(f"the model {asked!r:.200} is not served here; this server has {served!r}", param="model")

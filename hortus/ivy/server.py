@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Iterator
 from types import FrameType
 from typing import Any, cast
@@ -64,10 +65,10 @@ def bind(host: str, port: int, *, reuse_port: bool = False, listen: bool = True)
     return sock
 
 
-def address_of(sock: socket.socket) -> str:
+def address_of(sock: socket.socket, scheme: str = "http") -> str:
     """http://HOST:PORT of a listening socket."""
     host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if sock.family == socket.AF_INET6 else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if sock.family == socket.AF_INET6 else f"{scheme}://{host}:{port}"
 
 
 async def serve(
@@ -79,13 +80,13 @@ async def serve(
     Draining: no new connections, 503 to new requests, requests in flight get config.drain_s seconds, those that are left
     then get 503. A second signal ends the process at once. StartError when the port cannot be had.
     """
+    server = _server(app, config)
     sock = bind(config.host, config.port, reuse_port=config.reuse_port)
     stop = asyncio.Event() if stop is None else stop
-    server = _server(app, config)
-    loading = asyncio.create_task(_load(started, address_of(sock)))
+    loading = asyncio.create_task(_load(started, address_of(sock, "https" if config.tls_cert else "http")))
     loading.add_done_callback(lambda task: stop.set() if task.cancelled() or task.exception() else None)
     try:
-        with _signals(stop):
+        with _signals(stop, app.reload):
             async with asyncio.TaskGroup() as group:
                 group.create_task(server.serve(sockets=[sock]))
                 await stop.wait()
@@ -191,14 +192,20 @@ def _server(app: App, config: IvyConfig) -> _Server:
         server_header=False,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
+        ssl_certfile=config.tls_cert,
+        ssl_keyfile=config.tls_key,
     )
+    try:
+        settings.load()
+    except (OSError, ssl.SSLError) as e:
+        raise StartError(f"--tls-cert {config.tls_cert}, --tls-key {config.tls_key}: {e}") from None
     settings.timeout_graceful_shutdown = cast(int, config.drain_s)
     return _Server(settings)
 
 
 @contextlib.contextmanager
-def _signals(stop: asyncio.Event) -> Iterator[None]:
-    """SIGTERM and SIGINT set `stop`; the second one ends the process at once, with the status shells expect."""
+def _signals(stop: asyncio.Event, reload: Callable[[], None]) -> Iterator[None]:
+    """SIGTERM and SIGINT set `stop`; the second one ends the process at once, with the status shells expect. SIGHUP reloads."""
     loop = asyncio.get_running_loop()
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -207,8 +214,12 @@ def _signals(stop: asyncio.Event) -> Iterator[None]:
             os._exit(128 + number)
         loop.call_soon_threadsafe(stop.set)
 
+    def hang_up(number: int, frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(reload)
+
+    handlers = {signal.SIGTERM: handle, signal.SIGINT: handle, signal.SIGHUP: hang_up}
     try:
-        before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     except ValueError:  # not the main thread (tests, embedding): only `stop` ends it
         yield
         return

@@ -1,17 +1,18 @@
 """Text, or token ids, to a TokenBatch; whatever must not reach a device is refused here, by index and name.
 
-Knows the model's tokenizer.json and its limits. Does not know HTTP, prompts or chunks.
+Knows the model's tokenizer.json and its limits. Does not know HTTP, prompts or large requests' chunks.
 
 Truncation and padding that are baked into a tokenizer file are switched off: they belong to whoever trained or exported
 it, and silently win over the model's own limit otherwise. Truncation is done here, on ids, with special tokens kept, the
-way transformers does it for single sequences: the text's tokens are cut to what the special tokens leave.
+way transformers does it: the text's tokens are cut to what the special tokens leave, of a pair the longer text first.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
@@ -23,11 +24,20 @@ from tokenizers import normalizers
 
 from hortus.errors import InvalidInput, StartError, TooLong
 from hortus.folder import ST_CONFIGS, ModelFolder, read_json
+from hortus.ivy import assemble
+from hortus.ivy.assemble import Frame, Truncate, longest_first, shortened
 from hortus.ivy.split import cut
 from hortus.types import TokenBatch
 
 SLICE_CHARS = 256 * 1024
 """Characters a thread tokenises before others get their turn; a request that has gone stops there too."""
+LEAST_CHARS = 4096
+"""Fewer characters are not worth another thread."""
+REFUSE = Truncate()
+
+# The library's own pool has no bound but the machine, and a short text that is tokenised at once would wait in it behind long
+# ones. Ours is the pool (--tokenize-threads).
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 class Tokenizer:
@@ -39,91 +49,205 @@ class Tokenizer:
         *,
         max_tokens: int | None = None,
         vocab_size: int | None = None,
-        inline_chars: int = 4096,
+        inline_chars: int = 1024,
         threads: int = 2,
+        max_chars: int = 1_000_000,
     ) -> None:
-        """max_tokens, vocab_size: the engine's; default, what the folder says. StartError when it cannot serve."""
-        file = folder.transformer / "tokenizer.json"
-        self._inner = _load(file)
+        """max_tokens, vocab_size: the engine's; default, what the folder says. max_chars: of one text, whatever its tokens.
+        StartError when it cannot serve."""
+        self._file = folder.transformer / "tokenizer.json"
+        self._inner = _load(self._file)
         if _wants_lower_case(folder):
             self._inner.normalizer = _lower_first(self._inner.normalizer)
-        self._cut_left = read_json(folder.transformer / "tokenizer_config.json").get("truncation_side") == "left"
+        settings = read_json(folder.transformer / "tokenizer_config.json")
+        self._cut_left = settings.get("truncation_side") == "left"
         self.max_tokens = folder.max_tokens if max_tokens is None else max_tokens
-        self._prefix, self._suffix = _special_tokens(self._inner, file)
+        self._prefix, self._suffix = _special_tokens(self._inner, self._file)
         if self.max_tokens <= self._prefix + self._suffix:
             raise StartError(
                 f"a limit of {self.max_tokens} tokens (--max-length) leaves no room beside the "
-                f"{self._prefix + self._suffix} special tokens of {file}"
+                f"{self._prefix + self._suffix} special tokens of {self._file}"
             )
         largest = max(self._inner.get_vocab(with_added_tokens=True).values(), default=0)
         self.vocab_size = int(folder.config.get("vocab_size", largest + 1)) if vocab_size is None else vocab_size
         # Some tokenizers hold added tokens that the embedding table has no row for: only then are text's ids checked.
         self._may_exceed = largest >= self.vocab_size
-        self._inline_chars = inline_chars
+        self._types = int(folder.config.get("type_vocab_size", 0)) > 1
+        self._separator_text = _token_text(settings.get("sep_token"))
+        self._inline_chars, self._max_chars = inline_chars, max_chars
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
 
     def close(self) -> None:
         """Stop the threads; what they are at is finished first, what waits is dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def batch(self, texts: Sequence[str], *, truncate: bool) -> TokenBatch:
-        """Tokens of every text, special ones added. Short requests at once, long ones slice by slice in a thread.
+    # Asynchronous: at once when short, else slice by slice in a thread. All raise InvalidInput and TooLong.
 
-        Raises InvalidInput and TooLong as `encode` does.
+    async def batch(self, texts: Sequence[str], *, truncate: Truncate = REFUSE, field: str = "input") -> TokenBatch:
+        """Tokens of every text, special ones added. field: what the request calls the texts, for errors."""
+        return await self._sliced(
+            [len(t) for t in texts],
+            lambda lo, hi: self.encode(texts[lo:hi], lo, truncate=truncate, field=field),
+        )
+
+    async def pairs(
+        self,
+        lefts: Sequence[str],
+        rights: Sequence[str],
+        *,
+        truncate: Truncate = REFUSE,
+        most_left: int | None = None,
+        most_right: int | None = None,
+        field: str = "documents",
+    ) -> TokenBatch:
+        """One sequence a pair, as the model's tokenizer frames pairs. One left text may stand for all.
+
+        most_left, most_right: tokens kept of each text, whatever its length and before anything else.
         """
-        sizes = [len(t) for t in texts]
+        lefts = [*lefts] * len(rights) if len(lefts) == 1 else lefts
+        return await self._sliced(
+            [len(b) for b in rights],
+            lambda lo, hi: self._pairs(lefts[lo:hi], rights[lo:hi], lo, truncate, (most_left, most_right), field),
+        )
+
+    async def documents(
+        self, documents: Sequence[Sequence[str]], *, truncate: Truncate = REFUSE, field: str = "input"
+    ) -> TokenBatch:
+        """One sequence a document, one span a chunk (see assemble.documents). Text that spells a special token is text here,
+        so that no chunk can pose as a separator."""
+        return await self._sliced(
+            [sum(map(len, d)) for d in documents],
+            lambda lo, hi: self._documents(documents[lo:hi], lo, truncate, field),
+        )
+
+    def prepare_documents(self) -> None:
+        """Make at start what `documents` needs: it takes as long as reading the tokenizer. StartError when it cannot serve."""
+        try:
+            _ = (self._literal, self._around, self._separator)
+        except InvalidInput as e:
+            raise StartError(f"{self._file}: {e.message}") from None
+
+    async def shorten(self, texts: Sequence[str], most: int) -> list[str]:
+        """The beginnings of the texts, of at most so many tokens each."""
+
+        def work() -> list[str]:
+            found = self._inner.encode_batch(texts, add_special_tokens=False)
+            return [t if len(e.ids) <= most else t[: e.offsets[most - 1][1]] for t, e in zip(texts, found, strict=True)]
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def _sliced(self, sizes: list[int], work: Callable[[int, int], TokenBatch]) -> TokenBatch:
         if sum(sizes) <= self._inline_chars:
-            return self.encode(texts, truncate=truncate)
-        loop = asyncio.get_running_loop()
-        parts = []
-        for lo, hi in cut(sizes, SLICE_CHARS, len(texts)):
-            # encode_batch releases the GIL, so the loop runs on meanwhile. One slice at a time keeps it fair.
-            work = functools.partial(self.encode, texts[lo:hi], lo, truncate=truncate)
-            parts.append(await loop.run_in_executor(self._threads, work))
+            return work(0, len(sizes))
+        loop, at_once = asyncio.get_running_loop(), self._threads._max_workers
+        # The library releases the GIL, so the loop runs on meanwhile. Of one request there are never more slices in the pool
+        # than threads, so that another's wait for no more than that.
+        slices = cut(sizes, min(SLICE_CHARS, max(LEAST_CHARS, sum(sizes) // at_once)), len(sizes))
+        parts: list[TokenBatch] = []
+        for i in range(0, len(slices), at_once):
+            work_now = [loop.run_in_executor(self._threads, work, lo, hi) for lo, hi in slices[i : i + at_once]]
+            for done in await asyncio.gather(*work_now, return_exceptions=True):
+                if isinstance(done, BaseException):
+                    raise done  # of several the first in order, so that a request gets the same answer each time
+                parts.append(done)
         return TokenBatch.merge(parts)
 
-    def encode(self, texts: Sequence[str], first: int = 0, *, truncate: bool = False) -> TokenBatch:
-        """Tokens of every text. `first` is the index the request gave to texts[0], for errors.
+    # Synchronous. `first`: the index that the request gave to the first text, for errors.
 
-        InvalidInput: a text of no tokens. TooLong: more than max_tokens and not `truncate`.
-        """
-        lists: list[list[int]] = [e.ids for e in self._inner.encode_batch_fast(texts)]
+    def encode(
+        self, texts: Sequence[str], first: int = 0, *, truncate: Truncate = REFUSE, field: str = "input"
+    ) -> TokenBatch:
+        """Tokens of every text. InvalidInput: a text of no tokens. TooLong: more than the limit and not to be cut."""
+        most, left = self._limit(truncate)
+        lists: list[list[int]] = [
+            e.ids for e in self._inner.encode_batch_fast(self._capped(texts, first, truncate, field))
+        ]
         for i, ids in enumerate(lists):
             if not ids:
                 raise InvalidInput(
                     f"input {first + i} is empty: this model's tokenizer makes no token of it",
-                    param=f"input[{first + i}]",
+                    param=f"{field}[{first + i}]",
                 )
-            if len(ids) > self.max_tokens:
-                if not truncate:
-                    raise self._too_long(first + i, len(ids))
-                lists[i] = self._truncate(ids)
-        batch = TokenBatch.of(lists)
-        if self._may_exceed and batch.ids.max() >= self.vocab_size:
-            seq, _ = _locate(batch, batch.ids >= self.vocab_size)
-            raise InvalidInput(
-                f"input {first + seq} spells a special token that this model has no embedding for",
-                param=f"input[{first + seq}]",
-            )
-        return batch
+            if len(ids) > most:
+                if not truncate.on:
+                    raise self._too_long(f"input {first + i}", len(ids), most, f"{field}[{first + i}]")
+                end = len(ids) - self._suffix
+                kept = shortened(ids[self._prefix : end], most - self._prefix - self._suffix, left)
+                lists[i] = ids[: self._prefix] + kept + ids[end:]
+        return self._checked(TokenBatch.of(lists), first, field)
 
-    def _truncate(self, ids: list[int]) -> list[int]:
-        end = len(ids) - self._suffix
-        room = self.max_tokens - self._prefix - self._suffix
-        kept = ids[end - room : end] if self._cut_left else ids[self._prefix : self._prefix + room]
-        return ids[: self._prefix] + kept + ids[end:]
+    def _pairs(
+        self,
+        lefts: Sequence[str],
+        rights: Sequence[str],
+        first: int,
+        truncate: Truncate,
+        most_each: tuple[int | None, int | None],
+        field: str,
+    ) -> TokenBatch:
+        most, left = self._limit(truncate)
+        room = most - self._frame.special
+        if room < 2:
+            raise InvalidInput(f"a limit of {most} tokens leaves no room for a pair", param="truncate_prompt_tokens")
+        once = {t: shortened(ids, most_each[0], left) for t, ids in self._plain(dict.fromkeys(lefts))}
+        many = [
+            shortened(ids, most_each[1], left) for _, ids in self._plain(self._capped(rights, first, truncate, field))
+        ]
+        ones = [once[t] for t in lefts]
+        for i, (a, b) in enumerate(zip(ones, many, strict=True)):
+            if len(a) + len(b) <= room:
+                continue
+            if not truncate.on:
+                tokens = len(a) + len(b) + self._frame.special
+                raise self._too_long(f"pair {first + i}", tokens, most, f"{field}[{first + i}]")
+            keep_a, keep_b = longest_first(len(a), len(b), room)
+            ones[i], many[i] = shortened(a, keep_a, left), shortened(b, keep_b, left)
+        batch = assemble.pairs(ones, many, self._frame)
+        if (batch.cu_seqlens[1:] == batch.cu_seqlens[:-1]).any():
+            raise InvalidInput("a pair of two texts without tokens", param=field)
+        return self._checked(batch, first, field)
 
-    def pack(self, sequences: Sequence[Sequence[int]], *, truncate: bool, flat: bool = False) -> TokenBatch:
-        """Token ids as given: nothing is added to them. Cut at the end to max_tokens when `truncate`.
+    def _documents(self, documents: Sequence[Sequence[str]], first: int, truncate: Truncate, field: str) -> TokenBatch:
+        most, _ = self._limit(truncate)
+        flat = iter(self._literal.encode_batch_fast([c for d in documents for c in d], add_special_tokens=False))
+        chunks = [[next(flat).ids for _ in d] for d in documents]
+        before, after = self._around
+        fixed = len(before) + len(after)
+        for i, document in enumerate(chunks):
+            for j, ids in enumerate(document):
+                if not ids:
+                    where = f"{field}[{first + i}][{j}]"
+                    raise InvalidInput(
+                        f"chunk {where} is empty: this model's tokenizer makes no token of it", param=where
+                    )
+            tokens = fixed + sum(map(len, document)) + len(self._separator) * (len(document) - 1)
+            over = tokens - most
+            if over > 0:
+                # Only the last chunk can be cut: one that is gone altogether would have no vector.
+                if not truncate.on or len(document[-1]) <= over:
+                    raise self._too_long(f"document {first + i}", tokens, most, f"{field}[{first + i}]")
+                document[-1] = document[-1][:-over]
+        return self._checked(assemble.documents(chunks, before, self._separator, after), first, field)
+
+    def pack(
+        self,
+        sequences: Sequence[Sequence[int]],
+        *,
+        truncate: Truncate = REFUSE,
+        flat: bool = False,
+        field: str = "input",
+    ) -> TokenBatch:
+        """Token ids as given: nothing is added to them.
 
         flat: the request wrote one list of numbers, so errors name input[position].
         InvalidInput: an empty list, a negative id, an id outside the vocabulary. TooLong as in `encode`.
         """
+        most, left = self._limit(truncate)
         for i, ids in enumerate(sequences):
             if not ids:
-                raise InvalidInput(f"input {i} is an empty list of token ids", param="input" if flat else f"input[{i}]")
-            if len(ids) > self.max_tokens and not truncate:
-                raise self._too_long(i, len(ids))
+                raise InvalidInput(f"input {i} is an empty list of token ids", param=field if flat else f"{field}[{i}]")
+            if len(ids) > most and not truncate.on:
+                raise self._too_long(f"input {i}", len(ids), most, f"{field}[{i}]")
         try:
             numbers = np.fromiter(chain.from_iterable(sequences), np.int64)
             bad = (numbers < 0) | (numbers >= self.vocab_size)
@@ -137,17 +261,113 @@ class Tokenizer:
             raise InvalidInput(
                 f"token id {sequences[seq][position]!r:.40} of input {seq} at position {position} is outside this model's "
                 f"vocabulary, 0 to {self.vocab_size - 1}",
-                param=f"input[{position}]" if flat else f"input[{seq}][{position}]",
+                param=f"{field}[{position}]" if flat else f"{field}[{seq}][{position}]",
             )
-        if truncate:
-            sequences = [s[: self.max_tokens] for s in sequences]
+        if truncate.on:
+            sequences = [shortened(list(s), most, left) for s in sequences]
         return TokenBatch.of(sequences)
 
-    def _too_long(self, index: int, tokens: int) -> TooLong:
+    async def tokens(self, texts: Sequence[str], *, special: bool) -> list[tokenizers.Encoding]:
+        """Encodings with their offsets, for people; special: add special tokens."""
+        work = functools.partial(self._inner.encode_batch, texts, add_special_tokens=special)
+        if sum(map(len, texts)) <= self._inline_chars:
+            return list(work())
+        return list(await asyncio.get_running_loop().run_in_executor(self._threads, work))
+
+    def texts(self, sequences: Sequence[Sequence[int]], *, skip_special: bool) -> list[str]:
+        """The texts that ids spell. They are within the vocabulary: `pack` has seen them."""
+        return list(self._inner.decode_batch(sequences, skip_special_tokens=skip_special))
+
+    # Parts
+
+    def _limit(self, truncate: Truncate) -> tuple[int, bool]:
+        """(most tokens, cut on the left)."""
+        most = self.max_tokens
+        if truncate.limit is not None:
+            least = self._prefix + self._suffix + 1
+            if not least <= truncate.limit <= most:
+                raise InvalidInput(
+                    f"a limit of {truncate.limit} tokens an input; this model takes {least} to {most} (--max-length)",
+                    param="truncate_prompt_tokens",
+                )
+            most = truncate.limit
+        return most, self._cut_left if truncate.left is None else truncate.left
+
+    def _capped(self, texts: Sequence[str], first: int, truncate: Truncate, field: str) -> Sequence[str]:
+        """The texts, none longer than max_chars: time must be bounded also where no limit of tokens has been met yet."""
+        if max(map(len, texts), default=0) <= self._max_chars:
+            return texts
+        if not truncate.on:
+            i = next(i for i, t in enumerate(texts) if len(t) > self._max_chars)
+            raise TooLong(
+                f"input {first + i} has {len(texts[i])} characters, this server reads at most {self._max_chars} "
+                "(--max-input-chars)",
+                param=f"{field}[{first + i}]",
+            )
+        _, left = self._limit(truncate)
+        return [t[-self._max_chars :] if left else t[: self._max_chars] for t in texts]
+
+    def _plain(self, texts: Sequence[str] | dict[str, None]) -> list[tuple[str, list[int]]]:
+        """Each text with its ids, nothing added."""
+        found = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [(t, e.ids) for t, e in zip(texts, found, strict=True)]
+
+    def _checked(self, batch: TokenBatch, first: int, field: str) -> TokenBatch:
+        if self._may_exceed and batch.ids.max() >= self.vocab_size:
+            seq, _ = _locate(batch, batch.ids >= self.vocab_size)
+            raise InvalidInput(
+                f"input {first + seq} spells a special token that this model has no embedding for",
+                param=f"{field}[{first + seq}]",
+            )
+        return batch
+
+    @functools.cached_property
+    def _frame(self) -> Frame:
+        """What goes around two texts, learnt from one pair."""
+        probe = self._inner.encode("a", "a")
+        owner = probe.sequence_ids
+        if 0 not in owner or 1 not in owner:
+            raise InvalidInput("this model's tokenizer cannot frame pairs of texts")
+        a, b = owner.index(0), owner.index(1)
+        end_a = len(owner) - owner[::-1].index(0)
+        end_b = len(owner) - owner[::-1].index(1)
+        ids, types = probe.ids, probe.type_ids
+        told = (types[:a], types[a], types[end_a:b], types[b], types[end_b:])
+        return Frame(ids[:a], ids[end_a:b], ids[end_b:], told if self._types and any(types) else None)
+
+    @functools.cached_property
+    def _around(self) -> tuple[list[int], list[int]]:
+        """Special tokens before and after one text."""
+        if self._prefix + self._suffix == 0:
+            return [], []
+        ids = self._inner.encode("a").ids
+        return ids[: self._prefix], ids[len(ids) - self._suffix :]
+
+    @functools.cached_property
+    def _literal(self) -> tokenizers.Tokenizer:
+        """The same tokenizer, which reads text that spells a special token as text."""
+        inner = tokenizers.Tokenizer.from_str(self._inner.to_str())
+        inner.encode_special_tokens = True
+        return inner
+
+    @functools.cached_property
+    def _separator(self) -> list[int]:
+        """The id between the chunks of a document."""
+        found = None if self._separator_text is None else self._inner.token_to_id(self._separator_text)
+        if found is None:
+            raise InvalidInput("this model's tokenizer has no separator token to put between chunks")
+        return [found]
+
+    def _too_long(self, what: str, tokens: int, most: int, param: str) -> TooLong:
         return TooLong(
-            f"input {index} has {tokens} tokens, this model takes at most {self.max_tokens} (--max-length); shorten it, or "
-            "send `truncate`: true (for every request: --auto-truncate) to cut its end off",
-            param=f"input[{index}]",
+            f"{what} has {tokens} tokens, "
+            + (
+                f"this model takes at most {most} (--max-length)"
+                if most == self.max_tokens
+                else f"the limit given is {most}"
+            )
+            + "; shorten it, or send `truncate`: true (for every request: --auto-truncate) to cut its end off",
+            param=param,
         )
 
 
@@ -170,6 +390,12 @@ def _special_tokens(inner: tokenizers.Tokenizer, file: Path) -> tuple[int, int]:
             if before + after == total:
                 return before, after
     raise StartError(f"{file}: adds special tokens elsewhere than before and after the text, which cannot be truncated")
+
+
+def _token_text(value: Any) -> str | None:
+    """A token of tokenizer_config.json: its text, or an object that holds it."""
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else None
 
 
 def _load(file: Path) -> tokenizers.Tokenizer:

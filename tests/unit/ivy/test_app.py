@@ -359,7 +359,7 @@ async def test_unknown_routes_list_near_ones(client):
         reply = await client.request("POST", path, b"{}")
         assert reply.status == 404
         assert "/v1/embeddings" in reply.error["message"]
-    reply = await client.request("GET", "/")
+    reply = await client.request("GET", "/nothing")
     assert reply.status == 404
     assert "/v1/embeddings" in reply.error["message"]
 

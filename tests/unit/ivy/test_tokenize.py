@@ -12,7 +12,10 @@ import tokenizers
 from transformers import AutoTokenizer
 
 from hortus.errors import InvalidInput, StartError, TooLong
+from hortus.ivy.assemble import Truncate
 from hortus.ivy.tokenize import Tokenizer
+
+CUT = Truncate(on=True)
 
 TEXTS = [
     "",
@@ -39,7 +42,7 @@ def reference(folder):
 
 @pytest.mark.parametrize("limit", [3, 4, 10, 128, 256])
 def test_ids_equal_transformers_at_any_limit(folder, reference, limit):
-    batch = Tokenizer(folder, max_tokens=limit).encode(TEXTS, truncate=True)
+    batch = Tokenizer(folder, max_tokens=limit).encode(TEXTS, truncate=CUT)
     theirs = reference(TEXTS, truncation=True, max_length=limit)["input_ids"]
     for i, ids in enumerate(theirs):
         assert batch.ids[batch.cu_seqlens[i] : batch.cu_seqlens[i + 1]].tolist() == ids, TEXTS[i]
@@ -58,7 +61,7 @@ def test_truncation_side_of_the_folder_is_honoured(folder, tmp_path):
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "truncation_side": "left"}))
     text = "one two three four five six seven"
-    ours = Tokenizer(replace(folder, path=tmp_path, transformer=tmp_path), max_tokens=5).encode([text], truncate=True)
+    ours = Tokenizer(replace(folder, path=tmp_path, transformer=tmp_path), max_tokens=5).encode([text], truncate=CUT)
     theirs = AutoTokenizer.from_pretrained(str(tmp_path))([text], truncation=True, max_length=5)["input_ids"][0]
     assert ours.ids.tolist() == theirs
 
@@ -89,7 +92,7 @@ def test_without_special_tokens_an_empty_text_is_refused_by_index(folder, tmp_pa
         with pytest.raises(InvalidInput, match=f"input {index} is empty") as caught:
             bare.encode(texts)
         assert caught.value.param == f"input[{index}]"
-    assert len(bare.encode(["one two three four five six"], truncate=True).ids) == 4
+    assert len(bare.encode(["one two three four five six"], truncate=CUT).ids) == 4
 
 
 def test_added_tokens_beyond_the_vocabulary_are_refused(folder):
@@ -109,36 +112,36 @@ def test_too_long_names_the_numbers_and_the_ways_out(tokenizer):
 async def test_long_requests_in_threads_equal_short_ones_inline(folder):
     texts = [f"text number {i} " + "and more " * (i % 30) for i in range(400)]
     tokenizer = Tokenizer(folder, inline_chars=10)
-    threaded, inline = await tokenizer.batch(texts, truncate=True), tokenizer.encode(texts, truncate=True)
+    threaded, inline = await tokenizer.batch(texts, truncate=CUT), tokenizer.encode(texts, truncate=CUT)
     np.testing.assert_array_equal(threaded.ids, inline.ids)
     np.testing.assert_array_equal(threaded.cu_seqlens, inline.cu_seqlens)
     with pytest.raises(TooLong, match="input 399"):
-        await tokenizer.batch([*texts[:399], "word " * 300], truncate=False)
+        await tokenizer.batch([*texts[:399], "word " * 300])
     tokenizer.close()
 
 
 def test_ids_are_packed_as_given(tokenizer):
-    batch = tokenizer.pack([[101, 7592, 102], [5]], truncate=False)
+    batch = tokenizer.pack([[101, 7592, 102], [5]])
     assert batch.ids.tolist() == [101, 7592, 102, 5]
     assert batch.ids.dtype == batch.cu_seqlens.dtype == np.int32
-    assert tokenizer.pack([list(range(300))], truncate=True).ids.tolist() == list(range(256))
+    assert tokenizer.pack([list(range(300))], truncate=CUT).ids.tolist() == list(range(256))
 
 
 @pytest.mark.parametrize("bad", [-1, 30522, 151936, 2**31, 2**63, 10**30, -(10**30)])
 def test_foreign_ids_are_refused_by_index(tokenizer, bad):
     with pytest.raises(InvalidInput, match="0 to 30521") as caught:
-        tokenizer.pack([[1, 2], [3, 4, bad], [bad]], truncate=False)
+        tokenizer.pack([[1, 2], [3, 4, bad], [bad]])
     assert caught.value.param == "input[1][2]"
     with pytest.raises(InvalidInput) as caught:
-        tokenizer.pack([[1, bad]], truncate=False, flat=True)
+        tokenizer.pack([[1, bad]], flat=True)
     assert caught.value.param == "input[1]"
 
 
 def test_empty_and_too_long_id_lists_are_refused_by_index(tokenizer):
     with pytest.raises(InvalidInput, match="input 1 is an empty list"):
-        tokenizer.pack([[1], []], truncate=False)
+        tokenizer.pack([[1], []])
     with pytest.raises(TooLong, match="input 1 has 257 tokens"):
-        tokenizer.pack([[1], [1] * 257], truncate=False)
+        tokenizer.pack([[1], [1] * 257])
 
 
 def test_folders_that_cannot_serve_are_start_errors(folder, tmp_path):

@@ -1,0 +1,76 @@
+"""JSON bodies to msgspec structs, and what every API's body has in common. Pure.
+
+Parsing and checking are one pass; errors say where in the body they are. Does not know any route.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from hortus.errors import InvalidInput, ModelNotFound
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_path = re.compile(r" - at `\$\.?([^`]*)`$")
+_named = re.compile(r"(?:unknown|required) field `([^`]*)`")
+
+
+def decoder(kind: type[T]) -> Callable[[bytes], T]:
+    """Parses bodies of one kind; InvalidInput says where one went wrong.
+
+    Structs here forbid unknown fields: a field that is silently ignored gives answers that look right and are not.
+    """
+    decode = msgspec.json.Decoder(kind).decode
+
+    def read(body: bytes) -> T:
+        try:
+            return decode(body)
+        except msgspec.ValidationError as e:
+            raise _refusal(str(e), kind) from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as e:
+            # Lone surrogates and invalid UTF-8 end here, before any tokenizer sees them.
+            raise InvalidInput(f"the body is not valid JSON in UTF-8: {e}") from None
+        except RecursionError:
+            raise InvalidInput("the body is not valid JSON: nested too deeply") from None
+
+    return read
+
+
+def _refusal(text: str, kind: type[msgspec.Struct]) -> InvalidInput:
+    at, named = _path.search(text), _named.search(text)
+    param = at[1] if at else named[1] if named else None
+    hint = "; known: " + ", ".join(kind.__struct_encode_fields__) if "unknown field" in text and not at else ""
+    where = f"{param}: " if at and param else ""
+    return InvalidInput(where + (text[: at.start()] if at else text) + hint, param=param)
+
+
+def check_model(asked: str | None, served: str) -> None:
+    """A request that names a model must name the one that is served."""
+    if asked is not None and asked != served:
+        raise ModelNotFound(f"the model {asked!r:.200} is not served here; this server has {served!r}", param="model")
+
+
+def one_of(value: str, allowed: tuple[str, ...], param: str) -> str:
+    """`value` when it is allowed; InvalidInput with the list otherwise."""
+    if value not in allowed:
+        raise InvalidInput(f"unknown {param} {value!r:.80}; allowed: {', '.join(allowed)}", param=param)
+    return value
+
+
+def sort_out(given: str | list[Any], field: str = "input") -> tuple[list[Any], bool]:
+    """(inputs, flat): all texts or all id lists. flat: one list of ids came without outer brackets. InvalidInput if mixed."""
+    if isinstance(given, str):
+        return [given], False
+    kinds = set(map(type, given))
+    if len(kinds) > 1:
+        first = type(given[0])
+        at = next(i for i, x in enumerate(given) if type(x) is not first)
+        raise InvalidInput(
+            f"{field}[{at}] is not of the same kind as {field}[0]: give only texts, only token ids, or only lists of ids",
+            param=f"{field}[{at}]",
+        )
+    return ([given], True) if kinds == {int} else (given, False)

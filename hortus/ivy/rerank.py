@@ -1,0 +1,238 @@
+"""Reranking and classifying in the shapes of Cohere, Jina, vLLM and TEI: /rerank, /v1/rerank, /v2/rerank, /score, /classify.
+
+One body and one answer serve Cohere, Jina and vLLM: each reads its own fields of it. TEI's is told by `texts`. Does not know
+how a score comes about.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import orjson
+
+from hortus.errors import InvalidInput
+from hortus.ivy.body import check_model, decoder
+from hortus.ivy.embed import Embedder
+from hortus.ivy.exchange import Answer, Request
+from hortus.ivy.openai import timed, truncation
+from hortus.ivy.scores import Question, order, score
+from hortus.types import Float32
+
+
+class RerankRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of /rerank, /v1/rerank and /v2/rerank."""
+
+    query: str
+    documents: list[str | dict[str, Any]] | None = None
+    """Texts, or objects with a `text` (or the `rank_fields`)."""
+    texts: list[str] | None = None
+    """TEI's name for `documents`: the answer has TEI's shape then."""
+    model: str | None = None
+    top_n: int | None = None
+    """Most results; 0: all."""
+    top_k: int | None = None
+    """The same, as Voyage spells it."""
+    return_documents: bool | None = None
+    """Default: true on /rerank and /v1/rerank (Jina, vLLM), false on /v2/rerank (Cohere)."""
+    rank_fields: list[str] | None = None
+    """Of documents that are objects: the fields to read, default `text`."""
+    max_tokens_per_doc: int | None = None
+    max_tokens_per_query: int | None = None
+    truncate: bool | None = None
+    """Cut pairs that are too long, the longer text first. Default: --auto-truncate."""
+    truncation_direction: str | None = None
+    """left or right (TEI)."""
+    truncate_prompt_tokens: int | None = None
+    """Cut pairs to so many tokens; -1: to what the model takes (vLLM)."""
+    truncation_side: str | None = None
+    """left or right (vLLM)."""
+    raw_scores: bool | None = None
+    """A reranker's logits instead of their sigmoid (TEI)."""
+    return_text: bool | None = None
+    """Repeat the texts in the answer (TEI)."""
+
+
+class ScoreRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of /score and /v1/score. One query for all documents, or one for each."""
+
+    queries: str | list[str] | None = None
+    """Also spelt text_1, data_1."""
+    documents: str | list[str] | None = None
+    """Also spelt items, text_2, data_2."""
+    text_1: str | list[str] | None = None
+    text_2: str | list[str] | None = None
+    data_1: str | list[str] | None = None
+    data_2: str | list[str] | None = None
+    items: str | list[str] | None = None
+    model: str | None = None
+    truncate: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
+    max_tokens_per_doc: int | None = None
+    max_tokens_per_query: int | None = None
+
+
+class ClassifyRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of /classify."""
+
+    input: str | list[str]
+    model: str | None = None
+    truncate: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
+
+
+_rerank, _score, _classify = decoder(RerankRequest), decoder(ScoreRequest), decoder(ClassifyRequest)
+
+
+def dumps(told: Any) -> bytes:
+    """JSON; float32 numbers in their own digits."""
+    return orjson.dumps(told, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def text_of(document: str | dict[str, Any], at: int, fields: list[str] | None) -> str:
+    """A document's text. InvalidInput when an object lacks a field, or holds something else than text in it."""
+    if isinstance(document, str):
+        return document
+    fields = fields or ["text"]
+    for name in fields:
+        if not isinstance(document.get(name), str):
+            raise InvalidInput(
+                f"documents[{at}] has no text in its field {name!r:.80} (rank_fields)", param=f"documents[{at}]"
+            )
+    return document[fields[0]] if len(fields) == 1 else "\n".join(f"{n}: {document[n]}" for n in fields)
+
+
+class Rerank:
+    """The handlers. `model` gives the opened model, or raises NotReady or Draining."""
+
+    def __init__(self, model: Callable[[], Embedder]) -> None:
+        self._model = model
+
+    async def rerank(self, request: Request) -> Answer:
+        begin = time.perf_counter()
+        embedder = self._model()
+        asked = _rerank(request.body)
+        check_model(asked.model, embedder.info.name)
+        if (asked.documents is None) == (asked.texts is None):
+            raise InvalidInput("give documents (Cohere, Jina, vLLM) or texts (TEI)", param="documents")
+        tei = asked.documents is None
+        given: list[str | dict[str, Any]] = [*(asked.documents or asked.texts or [])]
+        top = asked.top_k if asked.top_n is None else asked.top_n
+        if top is not None and top < 0:
+            raise InvalidInput(f"top_n is {top}; give 1 or more, or 0 for all", param="top_n")
+        side = asked.truncation_direction or asked.truncation_side
+        question = Question(
+            queries=[asked.query],
+            documents=[text_of(d, i, asked.rank_fields) for i, d in enumerate(given)],
+            truncate=truncation(embedder, asked.truncate, asked.truncate_prompt_tokens, side),
+            most_query=asked.max_tokens_per_query,
+            most_document=asked.max_tokens_per_doc,
+            raw=bool(asked.raw_scores),
+            field="texts" if tei else "documents",
+        )
+        scores = await score(embedder, question, deadline=request.deadline, route=request.path)
+        values = scores.values
+        found = order(values, top)
+        if tei:
+            told: Any = [
+                {"index": i, "score": values[i], **({"text": question.documents[i]} if asked.return_text else {})}
+                for i in found
+            ]
+            return timed(dumps(told), scores.timings, begin)
+        second = request.path.startswith("/v2")
+        shown = not second if asked.return_documents is None else asked.return_documents
+        results = [
+            {"index": i, "relevance_score": values[i], **({"document": _shown(given[i])} if shown else {})}
+            for i in found
+        ]
+        told = {
+            "id": request.name,
+            "object": "list",
+            "model": embedder.info.name,
+            "results": results,
+            "usage": {"prompt_tokens": scores.tokens, "total_tokens": scores.tokens},
+            "meta": {
+                "api_version": {"version": "2" if second else "1"},
+                "billed_units": {"search_units": 1},
+                "tokens": {"input_tokens": scores.tokens},
+            },
+        }
+        return timed(dumps(told), scores.timings, begin)
+
+    async def score(self, request: Request) -> Answer:
+        begin = time.perf_counter()
+        embedder = self._model()
+        asked = _score(request.body)
+        check_model(asked.model, embedder.info.name)
+        query_field, queries = _only(asked, "queries", "text_1", "data_1")
+        field, documents = _only(asked, "documents", "items", "text_2", "data_2")
+        question = Question(
+            queries=queries,
+            documents=documents,
+            truncate=truncation(embedder, asked.truncate, asked.truncate_prompt_tokens, asked.truncation_side),
+            most_query=asked.max_tokens_per_query,
+            most_document=asked.max_tokens_per_doc,
+            query_field=query_field,
+            field=field,
+        )
+        scores = await score(embedder, question, deadline=request.deadline, route=request.path)
+        told = self._list(request, embedder, scores.tokens)
+        told["data"] = [{"index": i, "object": "score", "score": value} for i, value in enumerate(scores.values)]
+        return timed(dumps(told), scores.timings, begin)
+
+    async def classify(self, request: Request) -> Answer:
+        begin = time.perf_counter()
+        embedder = self._model()
+        asked = _classify(request.body)
+        check_model(asked.model, embedder.info.name)
+        embedder.need("classify", route=request.path)
+        tokens = await embedder.inputs(
+            [asked.input] if isinstance(asked.input, str) else asked.input,
+            truncate=truncation(embedder, asked.truncate, asked.truncate_prompt_tokens, asked.truncation_side),
+        )
+        done = await embedder.run(tokens, lambda first, rows: embedder.probabilities(rows), deadline=request.deadline)
+        rows = np.concatenate(done.parts)
+        names = labels(embedder)
+        told = self._list(request, embedder, done.tokens)
+        told["data"] = [
+            {"index": i, "label": names[int(row.argmax())], "probs": row, "num_classes": len(row)}
+            for i, row in enumerate(rows)
+        ]
+        return timed(dumps(told), done.timings, begin)
+
+    def _list(self, request: Request, embedder: Embedder, tokens: int) -> dict[str, Any]:
+        return {
+            "id": request.name,
+            "object": "list",
+            "created": int(time.time()),
+            "model": embedder.info.name,
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        }
+
+
+def labels(embedder: Embedder) -> list[str]:
+    """The classifier's labels, by transformers' own names where it has none."""
+    return list(embedder.info.labels) or [f"LABEL_{i}" for i in range(embedder.info.width)]
+
+
+def ranked(row: Float32, names: list[str]) -> list[dict[str, Any]]:
+    """TEI's list of labels with their scores, the highest first."""
+    return [{"score": row[i], "label": names[i]} for i in order(row, None)]
+
+
+def _shown(document: str | dict[str, Any]) -> dict[str, Any]:
+    return {"text": document} if isinstance(document, str) else document
+
+
+def _only(asked: ScoreRequest, *names: str) -> tuple[str, list[str]]:
+    """(name, texts) of the one field given among several spellings."""
+    given = [n for n in names if getattr(asked, n) is not None]
+    if len(given) != 1:
+        raise InvalidInput(f"give one of {', '.join(names)}", param=names[0])
+    value = getattr(asked, given[0])
+    return given[0], [value] if isinstance(value, str) else value

@@ -1,0 +1,303 @@
+"""Routes in the shapes of Hugging Face's text-embeddings-inference: /embed, /embed_all, /embed_sparse, /similarity, /predict,
+/tokenize, /decode, and / for whichever of them the model is for.
+
+Knows their JSON. /rerank is in rerank.py, /info in health.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+
+from hortus.errors import InvalidInput
+from hortus.ivy import assemble, outputs
+from hortus.ivy.body import check_model, decoder, one_of, sort_out
+from hortus.ivy.embed import Done, Embedder, Tokens
+from hortus.ivy.exchange import Answer, Request
+from hortus.ivy.openai import timed, truncation
+from hortus.ivy.rerank import Rerank, dumps, labels, ranked
+from hortus.types import Float32
+
+
+class EmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of /embed."""
+
+    inputs: str | list[str | int | list[int]]
+    truncate: bool | None = None
+    """Default: --auto-truncate."""
+    truncation_direction: str | None = None
+    """left or right, in any case."""
+    prompt_name: str | None = None
+    normalize: bool | None = None
+    """Divide by the L2 norm; default true, also for models that do not by themselves."""
+    dimensions: int | None = None
+    encoding_format: str | None = None
+    """float, or base64."""
+    model: str | None = None
+
+
+class EmbedTokensRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of /embed_all and /embed_sparse."""
+
+    inputs: str | list[str | int | list[int]]
+    truncate: bool | None = None
+    truncation_direction: str | None = None
+    prompt_name: str | None = None
+    model: str | None = None
+
+
+class SimilarityInputs(msgspec.Struct, forbid_unknown_fields=True):
+    """What to compare with what."""
+
+    source_sentence: str
+    sentences: list[str]
+
+
+class SimilarityParameters(msgspec.Struct, forbid_unknown_fields=True):
+    """How to read the sentences."""
+
+    truncate: bool | None = None
+    truncation_direction: str | None = None
+    prompt_name: str | None = None
+
+
+class SimilarityRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of /similarity."""
+
+    inputs: SimilarityInputs
+    parameters: SimilarityParameters | None = None
+    model: str | None = None
+
+
+class PredictParameters(msgspec.Struct, forbid_unknown_fields=True):
+    """What huggingface_hub's text_classification sends."""
+
+    function_to_apply: str | None = None
+    """sigmoid, softmax, or none for logits."""
+    top_k: int | None = None
+
+
+class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of /predict: one text, one pair, or a list whose entries are lists of one text or of a pair."""
+
+    inputs: str | list[str | list[str]]
+    truncate: bool | None = None
+    truncation_direction: str | None = None
+    raw_scores: bool | None = None
+    parameters: PredictParameters | None = None
+    model: str | None = None
+
+
+class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of /tokenize."""
+
+    inputs: str | list[str]
+    add_special_tokens: bool | None = None
+    """Default true."""
+    prompt_name: str | None = None
+
+
+class DecodeRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of /decode."""
+
+    ids: list[int | list[int]]
+    skip_special_tokens: bool | None = None
+    """Default true."""
+
+
+_embed, _embed_tokens, _similarity = decoder(EmbedRequest), decoder(EmbedTokensRequest), decoder(SimilarityRequest)
+_predict, _tokenize, _decode = decoder(PredictRequest), decoder(TokenizeRequest), decoder(DecodeRequest)
+
+
+class Tei:
+    """The handlers. `model` gives the opened model, or raises NotReady or Draining."""
+
+    def __init__(self, model: Callable[[], Embedder], rerank: Rerank) -> None:
+        self._model, self._rerank = model, rerank
+
+    async def root(self, request: Request) -> Answer:
+        """Whatever the model is for."""
+        embedder = self._model()
+        if embedder.info.kind == "classify":
+            return await (self._rerank.rerank(request) if b'"texts"' in request.body else self.predict(request))
+        if embedder.info.kind == "sparse":
+            return await self.embed_sparse(request)
+        if embedder.info.kind == "tokens":
+            return await self.embed_all(request)
+        return await (self.similarity(request) if b'"source_sentence"' in request.body else self.embed(request))
+
+    async def embed(self, request: Request) -> Answer:
+        begin = time.perf_counter()
+        embedder = self._model()
+        asked = _embed(request.body)
+        check_model(asked.model, embedder.info.name)
+        embedder.need("embed", route=request.path)
+        dimensions = embedder.dimensions(asked.dimensions)
+        form = outputs.FORMS[one_of(asked.encoding_format or "float", ("float", "base64"), "encoding_format")]
+        tokens = await self._inputs(embedder, asked)
+        normalize = asked.normalize is not False
+
+        def write(first: int, rows: Float32) -> bytes:
+            texts = outputs.texts_of(rows, form, embedder.quantizer, dimensions, normalize)
+            return b",".join([form.left + text + form.right for text in texts])
+
+        done: Done[bytes] = await embedder.run(tokens, write, deadline=request.deadline, values=dimensions)
+        return timed(b"[%b]" % b",".join(done.parts), done.timings, begin)
+
+    async def embed_all(self, request: Request) -> Answer:
+        """A vector a token, special ones included, as they are."""
+        begin = time.perf_counter()
+        embedder = self._model()
+        asked = _embed_tokens(request.body)
+        check_model(asked.model, embedder.info.name)
+        embedder.need("embed", "tokens", route=request.path)
+        tokens = embedder.every_token(await self._inputs(embedder, asked))
+        write = _nested(tokens, outputs.FORMS["float"])
+        done: Done[bytes] = await embedder.run(tokens, write, deadline=request.deadline)
+        return timed(b"[%b]" % b"".join(done.parts), done.timings, begin)
+
+    async def embed_sparse(self, request: Request) -> Answer:
+        begin = time.perf_counter()
+        embedder = self._model()
+        asked = _embed_tokens(request.body)
+        check_model(asked.model, embedder.info.name)
+        embedder.need("sparse", route=request.path)
+        tokens = await self._inputs(embedder, asked)
+
+        def write(first: int, rows: Float32) -> bytes:
+            found = [np.flatnonzero(row) for row in rows]
+            told = [[{"index": i, "value": row[i]} for i in at.tolist()] for row, at in zip(rows, found, strict=True)]
+            return dumps(told)[1:-1]
+
+        done: Done[bytes] = await embedder.run(tokens, write, deadline=request.deadline)
+        return timed(b"[%b]" % b",".join(done.parts), done.timings, begin)
+
+    async def similarity(self, request: Request) -> Answer:
+        """Cosines of one sentence with others, all read with the same prompt."""
+        begin = time.perf_counter()
+        embedder = self._model()
+        asked = _similarity(request.body)
+        check_model(asked.model, embedder.info.name)
+        embedder.need("embed", route=request.path)
+        how = asked.parameters or SimilarityParameters()
+        if not asked.inputs.sentences:
+            raise InvalidInput("inputs.sentences is an empty list", param="inputs.sentences")
+        tokens = await embedder.inputs(
+            [asked.inputs.source_sentence, *asked.inputs.sentences],
+            truncate=truncation(embedder, how.truncate, None, how.truncation_direction, "truncation_direction"),
+            prompt_name=how.prompt_name,
+            field="inputs",
+        )
+        done: Done[Float32] = await embedder.run(tokens, lambda first, rows: rows, deadline=request.deadline)
+        one = done.parts[0][0]
+        values = np.concatenate([outputs.cosines(one, part) for part in done.parts])
+        return timed(dumps(values[1:]), done.timings, begin)
+
+    async def predict(self, request: Request) -> Answer:
+        begin = time.perf_counter()
+        embedder = self._model()
+        asked = _predict(request.body)
+        check_model(asked.model, embedder.info.name)
+        embedder.need("classify", route=request.path)
+        lefts, rights, single = _texts_or_pairs(asked.inputs)
+        truncate = truncation(embedder, asked.truncate, None, asked.truncation_direction, "truncation_direction")
+        if rights:
+            tokens = await embedder.pairs(lefts, rights, truncate=truncate, field="inputs")
+        else:
+            tokens = await embedder.inputs(lefts, truncate=truncate, field="inputs")
+        apply = self._function(embedder, asked)
+        done: Done[Float32] = await embedder.run(tokens, lambda first, rows: apply(rows), deadline=request.deadline)
+        names, top = labels(embedder), asked.parameters.top_k if asked.parameters else None
+        told = [ranked(row, names)[: top or None] for part in done.parts for row in part]
+        return timed(dumps(told[0] if single else told), done.timings, begin)
+
+    def _function(self, embedder: Embedder, asked: PredictRequest) -> Callable[[Float32], Float32]:
+        named = asked.parameters.function_to_apply if asked.parameters else None
+        if named is not None:
+            return {"sigmoid": outputs.sigmoid, "softmax": outputs.softmax, "none": lambda rows: rows}[
+                one_of(named, ("sigmoid", "softmax", "none"), "function_to_apply")
+            ]
+        return (lambda rows: rows) if asked.raw_scores else embedder.probabilities
+
+    async def tokenize(self, request: Request) -> Answer:
+        embedder = self._model()
+        asked = _tokenize(request.body)
+        texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
+        embedder.count(len(texts), "inputs")
+        prompt = embedder.prompts.choose(asked.prompt_name)
+        texts = [prompt + t for t in texts]
+        found = await embedder.tokenizer.tokens(texts, special=asked.add_special_tokens is not False)
+        told = [
+            [
+                {
+                    "id": i,
+                    "text": token if special else text[start:stop],
+                    "special": bool(special),
+                    "start": None if special else start,
+                    "stop": None if special else stop,
+                }
+                for i, token, special, (start, stop) in zip(
+                    e.ids, e.tokens, e.special_tokens_mask, e.offsets, strict=True
+                )
+            ]
+            for text, e in zip(texts, found, strict=True)
+        ]
+        return Answer(dumps(told))
+
+    async def decode(self, request: Request) -> Answer:
+        embedder = self._model()
+        asked = _decode(request.body)
+        sequences, flat = sort_out(asked.ids, "ids")
+        embedder.count(len(sequences), "ids")
+        batch = embedder.tokenizer.pack(sequences, flat=flat, field="ids", truncate=assemble.Truncate())
+        texts = embedder.tokenizer.texts(sequences, skip_special=asked.skip_special_tokens is not False)
+        assert len(texts) == len(batch), "one text a sequence"
+        return Answer(dumps(texts))
+
+    async def _inputs(self, embedder: Embedder, asked: EmbedRequest | EmbedTokensRequest) -> Tokens:
+        inputs, flat = sort_out(asked.inputs, "inputs")
+        return await embedder.inputs(
+            inputs,
+            truncate=truncation(embedder, asked.truncate, None, asked.truncation_direction, "truncation_direction"),
+            prompt_name=asked.prompt_name,
+            flat=flat,
+            field="inputs",
+        )
+
+
+def _nested(tokens: Tokens, form: outputs.Form) -> Callable[[int, Float32], bytes]:
+    """Rows in brackets, with brackets around the rows of each sequence and commas between."""
+    owners = assemble.owners(tokens.batch)
+
+    def write(first: int, rows: Float32) -> bytes:
+        out = []
+        for at, text in enumerate(form.text(rows), first):
+            new = at == 0 or owners[at] != owners[at - 1]
+            last = at + 1 == len(owners) or owners[at + 1] != owners[at]
+            comma = b"" if at == 0 else b","
+            out.append(comma + (b"[[" if new else b"[") + text + (b"]]" if last else b"]"))
+        return b"".join(out)
+
+    return write
+
+
+def _texts_or_pairs(inputs: str | list[str | list[str]]) -> tuple[list[str], list[str], bool]:
+    """(texts, [], _) or (lefts, rights, _), and whether one answer is to stand alone. TEI: a flat list of two is a pair."""
+    if isinstance(inputs, str):
+        return [inputs], [], True
+    if not inputs:
+        raise InvalidInput("inputs is an empty list", param="inputs")
+    if all(isinstance(x, str) for x in inputs):
+        if len(inputs) != 2:
+            raise InvalidInput(
+                "inputs is a list of texts: give two for a pair, or each text in a list of its own", param="inputs"
+            )
+        return [str(inputs[0])], [str(inputs[1])], True
+    sizes = {len(x) if isinstance(x, list) else 0 for x in inputs}
+    if sizes not in ({1}, {2}):
+        raise InvalidInput("inputs must be lists of one text, or lists of two", param="inputs")
+    lefts = [x[0] for x in inputs]
+    return lefts, [x[1] for x in inputs] if sizes == {2} else [], False
