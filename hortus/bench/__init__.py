@@ -13,6 +13,7 @@ from pathlib import Path
 SUITES = {
     "parity": ("hortus.bench.cpu", "vectors against sentence-transformers, 1000 real texts"),
     "cpu": ("hortus.bench.cpu", "throughput and latency against sentence-transformers, in process, alternating"),
+    "grpc": ("hortus.bench.grpc", "one process against gateways over gRPC, fake engine"),
     "http": ("hortus.bench.http", "what HTTP adds over a fake engine that takes no time"),
 }
 SCRIPTS = {

@@ -36,7 +36,7 @@ PING_S = 1.0
 """Between pings; a quarter of --silence-s where that is shorter."""
 _LATE_S = 0.25
 """A replica answers a deadline itself. When nothing has come by this much later, we do."""
-_RETRY_S = (0.1, 2.0)
+_RETRY_S = (0.05, 0.5)
 """First and longest pause before connecting again; it doubles in between."""
 
 

@@ -110,9 +110,10 @@ async def test_a_rolling_restart_loses_nothing(home: Family):
     async def act(load: Load) -> None:
         for name in ("tulip-0", "tulip-1"):
             old = home.children()[name].pid
+            ups = home.text().count(f"/{name} is up")
             os.kill(old, signal.SIGTERM)
             await replaced(home, name, old)
-            await asyncio.sleep(1)  # the gateways connect
+            await until(lambda name=name, ups=ups: home.text().count(f"/{name} is up") == ups + 2)  # both gateways
 
     load = await under_load(home, 8, act)
     assert failed(load) == 0, load.outcomes
