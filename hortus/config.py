@@ -210,10 +210,11 @@ class RoseConfig:
     graph_max_tokens: int = knob(
         4096, "No graph is captured for steps of more tokens than this; eager is as fast there.", low=64
     )
-    graph_cap: int = knob(64, "Most graphs kept; the least recently used is dropped.", low=1)
+    graph_cap: int = knob(256, "Most graphs kept; the least recently used is dropped.", low=1)
     warm: str | None = knob(
         None,
-        "Capture graphs at start: `all`, or shapes as SEQUENCESxTOKENS such as 1x128,8x1024. Default: at first use.",
+        "Capture graphs at start: `all`, or shapes as SEQUENCESxTOKENS, the tokens of each sequence, such as 1x128,8x512. "
+        "Default: at first use.",
     )
 
 

@@ -73,6 +73,7 @@ def kernel_cases(
 ) -> list[tuple[str, float, Callable[[], Any]]]:
     """(name, bytes that must move, call) of every fused kernel at one size, bf16."""
     from hortus.rose.kernels import dense, fused
+    from hortus.rose.kernels.heads import norm_turn_
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device="cuda").bfloat16()
@@ -101,11 +102,9 @@ def kernel_cases(
         ("add_rms_norm_", 4 * row, lambda: fused.add_rms_norm_(x, residual, weight, 1e-6)),
         ("add_layer_norm", 3 * row, lambda: fused.add_layer_norm(x, residual, weight, bias, 1e-6)),
         (
-            "qk_norm_rope_",
+            "norm_turn_",
             2 * roped,
-            lambda: fused.qk_norm_rope_(
-                qkv, qw, kw, cos, sin, positions, heads.heads, heads.kv_heads, heads.head_dim, 1e-6
-            ),
+            lambda: norm_turn_(qkv, qw, kw, cos, sin, positions, heads.heads, heads.kv_heads, 1e-6),
         ),
         ("silu_pairs", 3 * tokens * intermediate * 2, lambda: dense.silu_pairs(gate_up)),
         ("gelu_", 2 * tokens * intermediate * 2, lambda: fused.gelu_(wide)),

@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:index_reduce.*beta"),
 ]
 if INTERPRETED or torch.cuda.is_available():
-    from hortus.rose.kernels import dense, fused, rms, skinny
+    from hortus.rose.kernels import dense, fused, heads, rms, skinny
     from hortus.rose.kernels.linear import plain
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -144,22 +144,24 @@ def test_embeddings(hidden, dtype):
                 close(fused.embed_layer_norm(*args), twin.embed_layer_norm(*args))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(16, 8, 128), (32, 8, 128), (12, 12, 64), (3, 1, 64)])
-@pytest.mark.parametrize("norm", [True, False])
-def test_qk_norm_rope(heads, kv_heads, head_dim, norm, dtype):
-    tokens = FEW
-    qkv = random(tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
-    q_weight, k_weight = (random(head_dim, dtype=dtype) if norm else None for _ in range(2))
-    angle = random(64, head_dim // 2)
-    at = ids(tokens, 64)
-    ours, truth = qkv.clone(), qkv.clone()
-    args = (q_weight, k_weight, angle.cos(), angle.sin(), at, heads, kv_heads, head_dim, EPS)
-    fused.qk_norm_rope_(ours, *args)
-    twin.qk_norm_rope_(truth, *args)
-    close(ours, truth)
-    v = (heads + kv_heads) * head_dim
-    assert torch.equal(ours[:, v:], qkv[:, v:]), "v is left alone"
+@pytest.mark.parametrize("dtype", [FAST] if INTERPRETED else DTYPES)
+@pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), [(16, 8, 128), (32, 8, 128), (12, 12, 64), (3, 1, 64)])
+@pytest.mark.parametrize(("norm", "biased"), [(True, False), (True, True), (False, False)])
+@pytest.mark.parametrize("tokens", [3] if INTERPRETED else [1, 67, 256, 1536, 2000])
+def test_heads_normed_and_turned(tokens, q_heads, kv_heads, head_dim, norm, biased, dtype):
+    n, hidden = q_heads + 2 * kv_heads, 64
+    x, weight = random(tokens, hidden, dtype=dtype), random(n * head_dim, hidden, dtype=dtype) / 8
+    bias = random(n * head_dim, dtype=dtype) if biased else None
+    q_norm, k_norm = ((random(head_dim, dtype=dtype) if norm else None) for _ in range(2))
+    angle, at = random(64, head_dim // 2), ids(tokens, 64)
+    rotary, plainly = heads.Rotary(angle.cos(), angle.sin()), twin.Rotary(angle.cos(), angle.sin())
+    make = (q_heads, kv_heads, EPS, plain)
+    got = heads.turned(weight, bias, q_norm, k_norm, rotary, *make)(x, rotary.at(at))
+    exact = [None if t is None else t.float() for t in (weight, bias, q_norm, k_norm)]
+    want = twin.turned(*exact, plainly, *make)(x.float(), at).to(dtype)
+    v = (q_heads + kv_heads) * head_dim
+    close(got[:, :v], heads.neighbours(want[:, :v].T, q_heads + kv_heads).T)
+    close(got[:, v:], want[:, v:])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,7 +1,9 @@
-"""A layer's products joined with what follows them, on the GPU: two operations of the `ops` modules (see twin.py).
+"""A layer's products, joined with what follows them, on the GPU: operations of the `ops` modules (see twin.py).
 
 Which body runs hangs on the number of tokens alone, so eager, captured and replayed steps of one shape agree to the bit:
 
+    product    <= 256 tokens  skinny.product, for wide weights
+               else           the library's product
     gated      <= 128 tokens  skinny.product: one kernel
                from 384 on    quack's product (CuTe DSL, Hopper) with the same epilogue, where the package is installed
                else           the library's product, then one kernel over its output
@@ -17,11 +19,6 @@ Figures: docs/benchmarks.md; what lost: docs/decisions/. Does not know models.
 
 from __future__ import annotations
 
-import functools
-import importlib
-import importlib.util
-import logging
-import warnings
 from collections.abc import Callable
 
 import torch
@@ -30,14 +27,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from hortus.rose.kernels import skinny
+from hortus.rose.kernels import quack, skinny
 from hortus.rose.kernels.launch import early
 from hortus.rose.kernels.linear import Linear, LinearFactory
 from hortus.rose.kernels.rms import add_rms_norm_, rms_norm, sum_rms_norm_
 
-log = logging.getLogger(__name__)
-
-FEW_GATED, FEW_ADDED, MANY_GATED = 128, 256, 384
+FEW, FEW_GATED, FEW_ADDED, MANY_GATED = 256, 128, 256, 384
 """Tokens at which another body is the faster, on one H200."""
 
 _FLAT = 1024
@@ -70,51 +65,35 @@ def paired(gate: Tensor, up: Tensor) -> Tensor:
     return torch.stack([gate, up], 1).flatten(0, 1)
 
 
-@functools.cache
-def _quack(dtype: torch.dtype, index: int | None) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """quack's gated product, tried once; None, with the reason in the log, where it cannot run."""
-    if torch.cuda.get_device_capability(index) != (9, 0):
-        log.info("quack's gated product is not used: it is tuned here for Hopper only")
-        return None
-    if importlib.util.find_spec("quack") is None:
-        log.info("quack's gated product is not used: install hortus[gpu] for large steps that are 8 %% faster")
-        return None
-    try:
-        with warnings.catch_warnings():  # the compiler's remarks on its own code
-            warnings.simplefilter("ignore")
-            gemm = importlib.import_module("quack.gemm_interface").gemm_act
-            shape = importlib.import_module("quack.gemm_config").GemmConfig(
-                tile_m=128, tile_n=192, pingpong=True, cluster_m=2, cluster_n=1,
-                is_dynamic_persistent=False, device_capacity=9,
-            )  # fmt: skip
+def _fast(weight: Tensor) -> bool:
+    return weight.is_cuda and weight.dtype in (torch.bfloat16, torch.float16)
 
-            def run(x: Tensor, weight: Tensor) -> Tensor:
-                out: Tensor = gemm(x, weight.t(), activation="swiglu", store_preact=False, tuned=False, config=shape)[1]
-                return out
 
-            # Compiles, some seconds: at start, not in somebody's request. One kernel serves all sizes.
-            x = torch.randn(384, 256, device="cuda", dtype=dtype)
-            weight = torch.randn(384, 256, device="cuda", dtype=dtype)
-            ours = run(x, weight).float()
-            gap = (ours - silu_pairs(x @ weight.t()).float()).norm() / ours.norm()
-            if not float(gap) < 0.02:
-                raise RuntimeError(f"its result is off by {float(gap):.3g}")
-    except Exception as e:  # noqa: BLE001  another package's compiler: whatever fails, the library's product remains
-        log.warning("quack's gated product is not used: %s: %s", type(e).__name__, e)
-        return None
-    log.info("gated products of %d tokens and more: quack", MANY_GATED)
+def product(weight: Tensor, bias: Tensor | None, linear: LinearFactory) -> Linear:
+    """x weight^T + bias."""
+    width, depth = weight.shape
+    large = linear(weight, bias)
+    if bias is not None or not _fast(weight) or skinny.whole(FEW, width, depth) is None:
+        return large
+
+    def run(x: Tensor) -> Tensor:
+        cut = skinny.whole(x.shape[0], width, depth) if x.shape[0] <= FEW else None
+        return large(x) if cut is None else skinny.product(x, weight, cut)
+
     return run
 
 
 def gated(gate: Tensor, up: Tensor, linear: LinearFactory) -> Linear:
     """As twin.gated. Keeps one weight, its rows in pairs."""
-    if not (gate.is_cuda and gate.dtype in (torch.bfloat16, torch.float16)):
-        product = linear(paired(gate, up))
-        return lambda x: silu_pairs(product(x))
+    if not _fast(gate):
+        whole = linear(paired(gate, up))
+        return lambda x: silu_pairs(whole(x))
     weight = paired(gate, up)
     width, depth = gate.shape
     cut = skinny.tile(FEW_GATED, width, depth, gated=True)
-    many = _quack(weight.dtype, weight.device.index) if width % 8 == 0 and depth % 8 == 0 else None
+    many = None
+    if width % 8 == 0 and depth % 8 == 0 and quack.here(weight.device.index):
+        many = quack.gated(weight.dtype, weight.device.index)
 
     def run(x: Tensor) -> Tensor:
         tokens = x.shape[0]
@@ -133,9 +112,9 @@ def add_norm(
     weight: Tensor, bias: Tensor | None, norm: Tensor, eps: float, linear: LinearFactory
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """As twin.add_norm."""
-    if bias is not None or not (weight.is_cuda and weight.dtype in (torch.bfloat16, torch.float16)):
-        product = linear(weight, bias)
-        return lambda x, residual: add_rms_norm_(product(x), residual, norm, eps)
+    if bias is not None or not _fast(weight):
+        whole = linear(weight, bias)
+        return lambda x, residual: add_rms_norm_(whole(x), residual, norm, eps)
     width, depth = weight.shape
     turned = weight.t()
 

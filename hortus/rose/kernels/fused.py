@@ -6,8 +6,8 @@ registers, so that statistics (float32, two passes: mean, then centred squares) 
 no power of two (384, 2560) run in the next power of two under a mask: lanes idle, bytes do not.
 
 Nothing here waits for the device, and shapes come from the tensors' host-side sizes only, so every op can be captured
-in a CUDA graph. RMSNorm, products joined with what follows them, and pooling have their own chapters: rms.py, dense.py,
-pooling.py. Does not know models, attention or batches.
+in a CUDA graph. RMSNorm, products joined with what follows them, heads and pooling have their own chapters: rms.py,
+dense.py, heads.py, pooling.py. Does not know models, attention or batches.
 """
 
 # Arguments of Triton kernels are pointers and scalars of the device, for which Python has no types.
@@ -23,11 +23,13 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from hortus.rose.kernels.dense import add_norm, gated
+from hortus.rose.kernels.heads import Rotary, turned
 from hortus.rose.kernels.launch import early, row
 from hortus.rose.kernels.pooling import pool
 from hortus.rose.kernels.rms import add_rms_norm_, rms_norm
 
 __all__ = [
+    "Rotary",
     "add_layer_norm",
     "add_norm",
     "add_rms_norm_",
@@ -36,14 +38,12 @@ __all__ = [
     "gated",
     "gelu_",
     "pool",
-    "qk_norm_rope_",
     "rms_norm",
+    "turned",
 ]
 
 _FLAT = 1024
 """Elements a program of the elementwise ops: 8 two-byte values (16 bytes) for each of 128 threads."""
-_HEADS, _HEAD_WARPS = 16, 4
-"""Heads a program of qk_norm_rope_, and its warps."""
 
 
 @triton.jit
@@ -143,70 +143,6 @@ def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | N
     block, warps = row(width)
     _add_layer_norm[(rows,)](x, residual, weight, bias, out, eps, width, block, bias is not None, num_warps=warps)
     return out
-
-
-@triton.jit
-def _qk_norm_rope(
-    qkv, q_weight, k_weight, cos, sin, positions, tokens, row_stride, eps,
-    Q_HEADS: tl.constexpr, ALL_HEADS: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr,
-    HEADS: tl.constexpr, NORM: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    # The q and k heads of all tokens, counted through: a program takes HEADS of them, of one token or of several.
-    n = tl.program_id(0) * HEADS + tl.arange(0, HEADS)
-    t, head = (n // ALL_HEADS).to(tl.int64), n % ALL_HEADS
-    col = tl.arange(0, HALF_BLOCK)
-    mask = (t < tokens)[:, None] & (col < HALF)[None, :]
-    # Weights and tables are read as tiles of the same layout as a and b: 16 bytes a thread from the L1 cache, where a row
-    # that is read once and spread out would go through shared memory and a barrier.
-    row = tl.zeros((HEADS, 1), tl.int32) + col[None, :]
-    if NORM:
-        is_q = (head < Q_HEADS)[:, None]
-        wa = tl.load(q_weight + row, mask=mask & is_q, other=0.0) + tl.load(
-            k_weight + row, mask=mask & ~is_q, other=0.0
-        )
-        at = row + HALF
-        wb = tl.load(q_weight + at, mask=mask & is_q, other=0.0) + tl.load(k_weight + at, mask=mask & ~is_q, other=0.0)
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
-    first = qkv + (t * row_stride + head * (2 * HALF))[:, None] + col[None, :]
-    a = tl.load(first, mask=mask, other=0.0).to(tl.float32)
-    b = tl.load(first + HALF, mask=mask, other=0.0).to(tl.float32)
-    p = tl.load(positions + t, mask=t < tokens, other=0).to(tl.int64)[:, None] * HALF
-    c = tl.load(cos + p + row, mask=mask, other=0.0)
-    s = tl.load(sin + p + row, mask=mask, other=0.0)
-    if NORM:
-        scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * HALF) + eps)[:, None]
-        a = a * scale * wa.to(tl.float32)
-        b = b * scale * wb.to(tl.float32)
-    tl.store(first, (a * c - b * s).to(qkv.dtype.element_ty), mask=mask)
-    tl.store(first + HALF, (b * c + a * s).to(qkv.dtype.element_ty), mask=mask)
-
-
-def qk_norm_rope_(
-    qkv: Tensor,
-    q_weight: Tensor | None,
-    k_weight: Tensor | None,
-    cos: Tensor,
-    sin: Tensor,
-    positions: Tensor,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    eps: float,
-) -> None:
-    """Per-head RMSNorm (weights None: none) and rotary embedding of q and k, in place in qkv.
-
-    qkv: [T, (heads + 2 kv_heads) head_dim], rows may be strided. cos, sin: [positions, head_dim / 2] float32.
-    """
-    n, half, tokens = heads + kv_heads, head_dim // 2, qkv.shape[0]
-    norm = q_weight is not None and k_weight is not None
-    on = early(qkv)
-    _qk_norm_rope[(triton.cdiv(tokens * n, _HEADS),)](
-        qkv, q_weight, k_weight, cos, sin, positions, tokens, qkv.stride(0), eps,
-        heads, n, half, triton.next_power_of_2(half), _HEADS, norm, on,
-        num_warps=_HEAD_WARPS, launch_pdl=on,
-    )  # fmt: skip
 
 
 @triton.jit

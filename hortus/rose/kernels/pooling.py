@@ -21,7 +21,7 @@ _ROWS = 64
 """Tokens a program reads at once."""
 _COLS = 64
 """Columns a program owns: 128 bytes of a bf16 row, one full line of cache."""
-_PART_TOKENS = 256
+_PART_TOKENS = 128
 """Tokens a part should have on average. Below twice this the second kernel costs more than it saves."""
 _MOST_PARTS = 64
 

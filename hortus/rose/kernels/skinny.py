@@ -124,3 +124,10 @@ def tile(tokens: int, width: int, depth: int, *, gated: bool = False) -> Tile | 
     if width % cols or depth % (64 * parts):
         return None
     return Tile(rows, cols, 64, parts, warps, 5)
+
+
+def whole(tokens: int, width: int, depth: int) -> Tile | None:
+    """As tile, for a product that is not split: only where the weight is wide enough to give all something to do."""
+    few = tokens <= 64
+    cut = Tile(64, 32, 64, 1, 4, 5) if few else Tile(128, 64, 64, 1, 8, 5)
+    return cut if width % 64 == 0 and depth % 64 == 0 and width >= 3072 else None

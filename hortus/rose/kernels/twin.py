@@ -89,6 +89,43 @@ def qk_norm_rope_(
     qkv[:, : n * head_dim] = y.flatten(1).to(qkv.dtype)
 
 
+class Rotary:
+    """The rotary tables of a model: cos, sin [positions, d / 2] float32. `at` once a step, what it gives to each layer."""
+
+    def __init__(self, cos: Tensor, sin: Tensor) -> None:
+        self.cos, self.sin = cos, sin
+
+    def at(self, positions: Tensor) -> Tensor:
+        return positions
+
+
+def turned(
+    weight: Tensor,
+    bias: Tensor | None,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    rotary: Rotary,
+    heads: int,
+    kv_heads: int,
+    eps: float,
+    linear: LinearFactory,
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """An object made once from a weight [(heads + 2 kv_heads) d, K]: (x, rotary.at(..)) -> q, k, v of every token.
+
+    -> [T, (heads + 2 kv_heads) d]: q and k normed (see qk_norm_rope_) and turned. A device may keep another order of the
+    values within each head of q and k, the same in both: no score depends on it.
+    """
+    product = linear(weight, bias)
+
+    def run(x: Tensor, positions: Tensor) -> Tensor:
+        qkv = product(x)
+        d = 2 * rotary.cos.shape[1]
+        qk_norm_rope_(qkv, q_norm, k_norm, rotary.cos, rotary.sin, positions, heads, kv_heads, d, eps)
+        return qkv
+
+    return run
+
+
 def gated_silu(gate_up: Tensor) -> Tensor:
     """silu(gate) * up for gate_up [T, 2 I], gate first -> [T, I]."""
     gate, up = gate_up.chunk(2, -1)

@@ -139,9 +139,8 @@ def rotary_tables(theta: float, head_dim: int, positions: int, device: torch.dev
 class Layer:
     """One block: matrices joined with what follows them, see kernels/twin.py."""
 
-    qkv: Linear
-    q_norm: Tensor
-    k_norm: Tensor
+    qkv: Callable[[Tensor, Any], Tensor]
+    """(input, the step's angles) -> q, k and v; q and k normed and turned."""
     o: Callable[[Tensor, Tensor], Tensor]
     """(attention's output, residual) -> the MLP's input, normed; the residual has grown."""
     gated: Linear
@@ -156,11 +155,12 @@ class Qwen3:
         self._spec, self._ops = spec, kit.ops
         self._attention = kit.attention(spec.heads)
         self._embed = weights.pop("embed_tokens.weight")
-        self._cos, self._sin = rotary_tables(spec.theta, spec.heads.head_dim, spec.positions, self._embed.device)
+        tables = rotary_tables(spec.theta, spec.heads.head_dim, spec.positions, self._embed.device)
+        self._rotary = kit.ops.Rotary(*tables)
         norms = [weights.pop(f"layers.{n}.input_layernorm.weight") for n in range(spec.layers)]
         norms.append(weights.pop("norm.weight"))
         self._first_norm = norms[0]
-        self._layers = [_layer(spec, weights, kit, n, norms[n + 1]) for n in range(spec.layers)]
+        self._layers = [_layer(spec, weights, kit, n, self._rotary, norms[n + 1]) for n in range(spec.layers)]
 
     def plan(self, cu_seqlens_cpu: Int32, cu_seqlens: Tensor, max_seqlen: int) -> None:
         self._attention.plan(cu_seqlens_cpu, cu_seqlens, max_seqlen)
@@ -170,21 +170,18 @@ class Qwen3:
         ops, eps, h = self._ops, self._spec.eps, self._spec.heads
         residual = ops.embed(inputs.ids, self._embed)  # [T, hidden], grows in place
         x: Tensor = ops.rms_norm(residual, self._first_norm, eps)
+        angles = self._rotary.at(inputs.positions)
         for layer in self._layers:
-            qkv = layer.qkv(x)  # [T, (heads + 2 kv_heads) head_dim]
-            ops.qk_norm_rope_(
-                qkv, layer.q_norm, layer.k_norm, self._cos, self._sin, inputs.positions,
-                h.heads, h.kv_heads, h.head_dim, eps,
-            )  # fmt: skip
+            qkv = layer.qkv(x, angles)  # [T, (heads + 2 kv_heads) head_dim]
             q, k, v = torch.split(qkv.view(qkv.shape[0], -1, h.head_dim), [h.heads, h.kv_heads, h.kv_heads], 1)
             x = layer.o(self._attention.run(q, k, v).flatten(1), residual)
             x = layer.down(layer.gated(x), residual)
         return x
 
 
-def _layer(spec: Qwen3Spec, weights: Weights, kit: Kit, n: int, next_norm: Tensor) -> Layer:
+def _layer(spec: Qwen3Spec, weights: Weights, kit: Kit, n: int, rotary: Any, next_norm: Tensor) -> Layer:
     """Block n, its weights taken out of `weights`. next_norm: what norms the residual after it."""
-    at, eps = f"layers.{n}.", spec.eps
+    at, eps, h = f"layers.{n}.", spec.eps, spec.heads
 
     def take(name: str) -> Tensor:
         return weights.pop(f"{at}{name}.weight")
@@ -194,9 +191,17 @@ def _layer(spec: Qwen3Spec, weights: Weights, kit: Kit, n: int, next_norm: Tenso
 
     qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     return Layer(
-        qkv=kit.linear(torch.cat([take(name) for name in qkv]), bias(*qkv)),
-        q_norm=take("self_attn.q_norm"),
-        k_norm=take("self_attn.k_norm"),
+        qkv=kit.ops.turned(
+            torch.cat([take(name) for name in qkv]),
+            bias(*qkv),
+            take("self_attn.q_norm"),
+            take("self_attn.k_norm"),
+            rotary,
+            h.heads,
+            h.kv_heads,
+            eps,
+            kit.linear,
+        ),
         o=kit.ops.add_norm(
             take("self_attn.o_proj"), bias("self_attn.o_proj"), take("post_attention_layernorm"), eps, kit.linear
         ),

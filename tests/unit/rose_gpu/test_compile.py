@@ -11,7 +11,7 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from hortus.rose.kernels import dense, fused, pooling, rms, skinny  # noqa: E402
+from hortus.rose.kernels import dense, fused, heads, pooling, rms, skinny  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     triton.knobs.runtime.interpret, reason="TRITON_INTERPRET=1 leaves nothing to compile in this process"
@@ -38,8 +38,8 @@ KERNELS = {
     "add_rms_norm": (rms._rms_norm, {**NORM, "PARTS": 1, "EARLY": False}, 4),
     "add_rms_norm 2560": (rms._rms_norm, {"WIDTH": 2560, "BLOCK": 4096, "PARTS": 1, "EARLY": True}, 16),
     "sum_rms_norm": (rms._rms_norm, {**NORM, "PARTS": 4, "EARLY": True}, 4),
-    "qk_norm_rope": (
-        fused._qk_norm_rope,
+    "norm_turn": (
+        heads._norm_turn,
         {"Q_HEADS": 16, "ALL_HEADS": 24, "HALF": 64, "HALF_BLOCK": 64, "HEADS": 16, "NORM": True, "EARLY": True},
         4,
     ),

@@ -1,0 +1,160 @@
+"""From a layer's input to its queries, keys and values, on the GPU: one operation of the `ops` modules (see twin.py).
+
+Rotation pairs value i of a head with value i + d/2. Here the rows of the weight are put in another order once, so that
+pairs are neighbours: a thread that holds one holds the other, also in a product's own epilogue. Queries and keys are
+reordered alike, so no score changes; values keep their order.
+
+Which body runs hangs on the number of tokens alone: from 1,536 on quack's product with norm and rotation in its epilogue,
+where the package is; else a product (dense.py), then one kernel in place. Does not know models.
+"""
+
+# Arguments of Triton kernels are pointers and scalars of the device, for which Python has no types.
+# ruff: noqa: ANN001, ANN202
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from hortus.rose.kernels import dense, quack
+from hortus.rose.kernels.launch import early
+from hortus.rose.kernels.linear import LinearFactory
+
+MANY_TURNED = 1536
+"""Tokens from which the product with the fused epilogue is the faster, on one H200."""
+
+_HEADS, _HEAD_WARPS = 16, 4
+"""Heads a program of norm_turn_, and its warps."""
+
+
+@triton.jit
+def _norm_turn(
+    qkv, q_weight, k_weight, cos, sin, positions, tokens, row_stride, eps,
+    Q_HEADS: tl.constexpr, ALL_HEADS: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr,
+    HEADS: tl.constexpr, NORM: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    # The q and k heads of all tokens, counted through: a program takes HEADS of them, of one token or of several.
+    n = tl.program_id(0) * HEADS + tl.arange(0, HEADS)
+    t, head = (n // ALL_HEADS).to(tl.int64), n % ALL_HEADS
+    col = tl.arange(0, 2 * HALF_BLOCK)
+    mask = (t < tokens)[:, None] & (col < 2 * HALF)[None, :]
+    # Weights and tables are read as tiles: 16 bytes a thread from the L1 cache, where a row that is read once and spread
+    # out would go through shared memory and a barrier.
+    if NORM:
+        at = tl.zeros((HEADS, 1), tl.int32) + col[None, :]
+        is_q = (head < Q_HEADS)[:, None]
+        w = tl.load(q_weight + at, mask=mask & is_q, other=0.0) + tl.load(k_weight + at, mask=mask & ~is_q, other=0.0)
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    first = qkv + (t * row_stride + head * (2 * HALF))[:, None] + col[None, :]
+    x = tl.load(first, mask=mask, other=0.0).to(tl.float32)
+    half = tl.arange(0, HALF_BLOCK)
+    turns = (t < tokens)[:, None] & (half < HALF)[None, :]
+    p = tl.load(positions + t, mask=t < tokens, other=0).to(tl.int64)[:, None] * HALF + half[None, :]
+    c = tl.load(cos + p, mask=turns, other=0.0)
+    s = tl.load(sin + p, mask=turns, other=0.0)
+    if NORM:
+        x = x * tl.rsqrt(tl.sum(x * x, 1) / (2 * HALF) + eps)[:, None] * w.to(tl.float32)
+    a, b = tl.split(tl.reshape(x, (HEADS, HALF_BLOCK, 2)))
+    y = tl.reshape(tl.join(a * c - b * s, b * c + a * s), (HEADS, 2 * HALF_BLOCK))
+    tl.store(first, y.to(qkv.dtype.element_ty), mask=mask)
+
+
+def norm_turn_(
+    qkv: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    heads: int,
+    kv_heads: int,
+    eps: float,
+) -> None:
+    """Per-head RMSNorm (weights None: none) and rotation of q and k, in place in qkv, whose pairs are neighbours.
+
+    qkv: [T, (heads + 2 kv_heads) d], rows may be strided. cos, sin: [positions, d / 2] float32. Weights [d], in pairs.
+    """
+    n, half, tokens = heads + kv_heads, cos.shape[1], qkv.shape[0]
+    norm = q_weight is not None and k_weight is not None
+    on = early(qkv)
+    _norm_turn[(triton.cdiv(tokens * n, _HEADS),)](
+        qkv, q_weight, k_weight, cos, sin, positions, tokens, qkv.stride(0), eps,
+        heads, n, half, triton.next_power_of_2(half), _HEADS, norm, on,
+        num_warps=_HEAD_WARPS, launch_pdl=on,
+    )  # fmt: skip
+
+
+def neighbours(weight: Tensor, heads: int) -> Tensor:
+    """Rows [heads d, ..], each head's value i and i + d/2 put next to each other."""
+    d = weight.shape[0] // heads
+    return weight.view(heads, 2, d // 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
+
+
+class Angles(NamedTuple):
+    """What turns the tokens of one step: the same in every layer."""
+
+    positions: Tensor
+    rows: Tensor | None
+    """[T, d] float32, cos and sin in turn: for steps whose product turns them itself."""
+
+
+class Rotary:
+    """As twin.Rotary."""
+
+    def __init__(self, cos: Tensor, sin: Tensor) -> None:
+        self.cos, self.sin = cos, sin
+        self._table = torch.stack([cos, sin], 2).flatten(1) if _may_turn(cos) else None
+
+    def at(self, positions: Tensor) -> Angles:
+        if self._table is None or positions.shape[0] < MANY_TURNED:
+            return Angles(positions, None)
+        return Angles(positions, torch.index_select(self._table, 0, positions))
+
+
+def _may_turn(cos: Tensor) -> bool:
+    return cos.is_cuda and cos.shape[1] == 64 and quack.here(cos.device.index)
+
+
+def turned(
+    weight: Tensor,
+    bias: Tensor | None,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    rotary: Rotary,
+    heads: int,
+    kv_heads: int,
+    eps: float,
+    linear: LinearFactory,
+) -> Callable[[Tensor, Any], Tensor]:
+    """As twin.turned, but for the order of values within a head of q and k."""
+    n = heads + kv_heads
+    split = n * 2 * rotary.cos.shape[1]
+    weight = torch.cat([neighbours(weight[:split], n), weight[split:]])
+    if bias is not None:
+        bias = torch.cat([neighbours(bias[:split], n), bias[split:]])
+    if q_norm is not None and k_norm is not None:
+        q_norm, k_norm = neighbours(q_norm, 1), neighbours(k_norm, 1)
+    product = dense.product(weight, bias, linear)
+    whole = None
+    if q_norm is not None and k_norm is not None and bias is None and _may_turn(rotary.cos):
+        each = torch.cat([q_norm.repeat(heads), k_norm.repeat(kv_heads)]).float()
+        whole = quack.turned(weight, each, eps)
+
+    def run(x: Tensor, angles: Angles) -> Tensor:
+        if angles.rows is not None and whole is not None:
+            out: Tensor = whole(x, angles.rows)
+            return out
+        qkv = product(x)
+        norm_turn_(qkv, q_norm, k_norm, rotary.cos, rotary.sin, angles.positions, heads, kv_heads, eps)
+        return qkv
+
+    return run
