@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 import time
 from contextlib import AsyncExitStack
@@ -65,11 +66,13 @@ async def _serve(model: str, config: Config) -> int:
     metrics = Metrics()
     app = App(config.ivy, metrics)
     closing = AsyncExitStack()
+    loaded = False
     if config.link.metrics_port is not None:
         metrics.serve(config.link.metrics_port)
 
     async def load(address: str) -> None:
         """Runs once the port is open; an exception from here stops the server."""
+        nonlocal loaded
         folder = await asyncio.to_thread(
             open_model, model, config.ivy.served_model_name, config.rose, weights=config.tulip.fake_delay_ms is None
         )
@@ -79,9 +82,14 @@ async def _serve(model: str, config: Config) -> int:
         await scheduler.start()
         closing.push_async_callback(scheduler.close)
         await asyncio.to_thread(app.open, folder, engine.info, scheduler, probe=scheduler.probe)  # reads the tokenizer
+        loaded = True
         print(banner(engine.info, config, address, time.monotonic() - begin), flush=True)  # noqa: T201
 
     async with closing:
         await serve_http(app, config.ivy, started=load)
     log.info("stopped")
+    if not loaded:
+        # A thread may still be downloading or reading weights: nothing of it is wanted, and nothing can interrupt it.
+        logging.shutdown()
+        os._exit(0)
     return 0
