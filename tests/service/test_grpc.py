@@ -452,3 +452,42 @@ async def test_a_port_in_use_is_a_start_error(world: Garden):
     tulip = await world.tulip(listen="127.0.0.1:0")
     with pytest.raises(StartError, match="--listen"):
         await world.tulip(listen=tulip.address)
+
+
+# --- overload
+
+
+async def test_goodput_stays_at_three_times_the_load_and_recovers_at_once(world: Garden):
+    engine = FakeEngine.like(FOLDER, delay_s=0.008)
+    tulip = await world.tulip(engine, tulip=TulipConfig(max_batch_sequences=4, max_queue_tokens=3 * 40))
+    replicas = await world.replicas(tulip.address)
+    seconds = 0.8
+
+    async def rate(clients: int) -> tuple[float, list[float]]:
+        """(answers a second, ms that refusals took) of so many clients, each asking again at once (10 ms after a refusal)."""
+        good, refusals = 0, []
+        end = time.monotonic() + seconds
+
+        async def client(n: int) -> None:
+            nonlocal good
+            while time.monotonic() < end:
+                begin = time.perf_counter()
+                try:
+                    await replicas.encode(batch(n % 100), deadline=time.monotonic() + 5)
+                    good += 1
+                except errors.Overloaded:
+                    refusals.append((time.perf_counter() - begin) * 1000)
+                    await asyncio.sleep(0.01)
+
+        await asyncio.gather(*[client(n) for n in range(clients)])
+        return good / seconds, refusals
+
+    await rate(8)
+    peak, none = await rate(32)
+    loaded, refusals = await rate(64)
+    after, _ = await rate(32)
+    assert not none
+    assert len(refusals) > 2 * seconds * peak, "three times as much is asked for"
+    assert loaded > 0.9 * peak
+    assert after > 0.9 * peak
+    assert np.median(refusals) < 50, "a refusal comes at once"
