@@ -128,7 +128,11 @@ def supervise(model: str, config: Config) -> int:
             visible=gpus(os.environ, len([*Path("/dev").glob("nvidia[0-9]*")])),
             cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         )
-        return asyncio.run(_Family(children, Path(where), address_of(sock), config.ivy.drain_s).run())
+        return asyncio.run(
+            _Family(
+                children, Path(where), address_of(sock, "https" if config.ivy.tls_cert else "http"), config.ivy.drain_s
+            ).run()
+        )
 
 
 @contextlib.contextmanager
@@ -159,6 +163,7 @@ class _Family:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, stop)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
         begin = time.monotonic()
         keepers = [asyncio.create_task(self._keep(child, begin)) for child in self._children]
         stopping = asyncio.ensure_future(stop.wait())
@@ -190,6 +195,14 @@ class _Family:
         elif not stop.is_set():
             self._first_signal = now
             stop.set()
+
+    def _reload(self) -> None:
+        """Pass SIGHUP on to the gateways, which read their templates again."""
+        for child in self._children:
+            process = self._processes.get(child.name)
+            if child.command[0] == "ivy" and child.name in self._ready and process is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGHUP)
 
     async def _keep(self, child: Child, begin: float) -> None:
         file = self._where / f"{child.name}.toml"

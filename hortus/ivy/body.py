@@ -49,8 +49,9 @@ def _refusal(text: str, kind: type[msgspec.Struct]) -> InvalidInput:
 
 
 def check_model(asked: str | None, served: str) -> None:
-    """A request that names a model must name the one that is served."""
-    if asked is not None and asked != served:
+    """A request that names a model must name the one that is served; of a hub id the part after the slash will do, because
+    some clients (perplexityai) take no other."""
+    if asked is not None and asked != served and asked != served.rpartition("/")[2]:
         raise ModelNotFound(f"the model {asked!r:.200} is not served here; this server has {served!r}", param="model")
 
 

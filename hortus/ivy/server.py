@@ -179,6 +179,8 @@ class _Server(uvicorn.Server):
 
 
 def _server(app: App, config: IvyConfig) -> _Server:
+    if config.tls_key is not None and config.tls_cert is None:
+        raise StartError("--tls-key needs --tls-cert, the certificate that it belongs to")
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # a line a bad connection; ours says what matters
     settings = uvicorn.Config(
         cast(Any, app),

@@ -202,6 +202,9 @@ class Tei:
         asked = _predict(request.body)
         check_model(asked.model, embedder.info.name)
         embedder.need("classify", route=request.path)
+        top = asked.parameters.top_k if asked.parameters else None
+        if top is not None and top < 1:
+            raise InvalidInput(f"top_k is {top}; give 1 or more", param="parameters.top_k")
         lefts, rights, single = _texts_or_pairs(asked.inputs)
         truncate = truncation(embedder, asked.truncate, None, asked.truncation_direction, "truncation_direction")
         if rights:
@@ -210,9 +213,11 @@ class Tei:
             tokens = await embedder.inputs(lefts, truncate=truncate, field="inputs")
         apply = self._function(embedder, asked)
         done: Done[Float32] = await embedder.run(tokens, lambda first, rows: apply(rows), deadline=request.deadline)
-        names, top = labels(embedder), asked.parameters.top_k if asked.parameters else None
-        told = [ranked(row, names)[: top or None] for part in done.parts for row in part]
-        return timed(dumps(told[0] if single else told), done.timings, begin)
+        names = labels(embedder)
+        told = [ranked(row, names)[:top] for part in done.parts for row in part]
+        # With `parameters`, as huggingface_hub sends them, one text's answer is a list in a list as well.
+        alone = single and asked.parameters is None
+        return timed(dumps(told[0] if alone else told), done.timings, begin)
 
     def _function(self, embedder: Embedder, asked: PredictRequest) -> Callable[[Float32], Float32]:
         named = asked.parameters.function_to_apply if asked.parameters else None

@@ -12,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import sys
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
@@ -33,6 +35,8 @@ SLICE_CHARS = 256 * 1024
 """Characters a thread tokenises before others get their turn; a request that has gone stops there too."""
 LEAST_CHARS = 4096
 """Fewer characters are not worth another thread."""
+NICE = 10
+"""Priority of the threads: what a long text takes longer by, short ones do not wait."""
 REFUSE = Truncate()
 
 # The library's own pool has no bound but the machine, and a short text that is tokenised at once would wait in it behind long
@@ -75,7 +79,7 @@ class Tokenizer:
         self._types = int(folder.config.get("type_vocab_size", 0)) > 1
         self._separator_text = _token_text(settings.get("sep_token"))
         self._inline_chars, self._max_chars = inline_chars, max_chars
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize", initializer=_stand_back)
 
     def close(self) -> None:
         """Stop the threads; what they are at is finished first, what waits is dropped."""
@@ -159,18 +163,18 @@ class Tokenizer:
     ) -> TokenBatch:
         """Tokens of every text. InvalidInput: a text of no tokens. TooLong: more than the limit and not to be cut."""
         most, left = self._limit(truncate)
-        lists: list[list[int]] = [
-            e.ids for e in self._inner.encode_batch_fast(self._capped(texts, first, truncate, field))
-        ]
-        for i, ids in enumerate(lists):
-            if not ids:
+        found = self._inner.encode_batch_fast(self._capped(texts, first, truncate, field))
+        for i, length in enumerate(map(len, found)):  # before any list of ids is made: that holds the GIL
+            if not length:
                 raise InvalidInput(
                     f"input {first + i} is empty: this model's tokenizer makes no token of it",
                     param=f"{field}[{first + i}]",
                 )
+            if length > most and not truncate.on:
+                raise self._too_long(f"input {first + i}", length, most, f"{field}[{first + i}]")
+        lists: list[list[int]] = [e.ids for e in found]
+        for i, ids in enumerate(lists):
             if len(ids) > most:
-                if not truncate.on:
-                    raise self._too_long(f"input {first + i}", len(ids), most, f"{field}[{first + i}]")
                 end = len(ids) - self._suffix
                 kept = shortened(ids[self._prefix : end], most - self._prefix - self._suffix, left)
                 lists[i] = ids[: self._prefix] + kept + ids[end:]
@@ -390,6 +394,12 @@ def _special_tokens(inner: tokenizers.Tokenizer, file: Path) -> tuple[int, int]:
             if before + after == total:
                 return before, after
     raise StartError(f"{file}: adds special tokens elsewhere than before and after the text, which cannot be truncated")
+
+
+def _stand_back() -> None:
+    """Let the event loop go first where cores are few. A priority of the thread alone, where the system has those."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
 def _token_text(value: Any) -> str | None:

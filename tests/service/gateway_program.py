@@ -13,8 +13,8 @@ from hortus.tulip.fake import FakeEngine
 from hortus.tulip.scheduler import Scheduler
 
 
-async def main(delay_s: float) -> None:
-    metrics, config = Metrics(), IvyConfig(port=0)
+async def main(delay_s: float, templates: str | None = None) -> None:
+    metrics, config = Metrics(), IvyConfig(port=0, templates=templates)
     app, engine = App(config, metrics), FakeEngine.like(FOLDER, delay_s=delay_s)
     scheduler = Scheduler(engine, TulipConfig(), metrics)
 
@@ -27,4 +27,4 @@ async def main(delay_s: float) -> None:
     await scheduler.close()
 
 
-asyncio.run(main(float(sys.argv[1])))
+asyncio.run(main(float(sys.argv[1]), *sys.argv[2:]))

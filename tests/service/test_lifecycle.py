@@ -286,6 +286,22 @@ def test_a_signal_drains_and_exits_with_0(number):
         assert process.wait(20) == 0
 
 
+def test_a_hang_up_reloads_templates_and_nothing_else(tmp_path):
+    file = tmp_path / "templates.toml"
+    file.write_text('[prompts]\nold = "old "\n')
+    process, port = _start("0", str(file))
+    with process, httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+        assert "old" in client.get("/info").json()["prompts"]
+        file.write_text('[prompts]\nnew = "new "\n')
+        process.send_signal(signal.SIGHUP)
+        end = time.monotonic() + 10
+        while "new" not in client.get("/info").json()["prompts"]:
+            assert time.monotonic() < end
+        assert client.post("/embed", json={"inputs": "a", "prompt_name": "new"}).status_code == 200
+        process.terminate()
+        assert process.wait(20) == 0
+
+
 def test_a_second_signal_exits_at_once():
     process, port = _start("60")
     with process, socket.create_connection(("127.0.0.1", port), timeout=10) as sock:

@@ -1,4 +1,4 @@
-"""Models of every kind for the gateway's tests: folders with small tokenizers of their own, and an encoder with rows."""
+"""Gateways over models of every kind, and an encoder with rows for them."""
 
 from __future__ import annotations
 
@@ -6,42 +6,16 @@ import asyncio
 import itertools
 import json
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 from ivy_stubs import Client
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from hortus.config import IvyConfig
-from hortus.folder import ModelFolder, Module
+from hortus.folder import ModelFolder
 from hortus.ivy.app import App
 from hortus.metrics import Metrics
 from hortus.tulip.fake import fake_rows
 from hortus.types import ModelInfo, Result, Timings, TokenBatch
-
-END = "<|endoftext|>"
-
-
-def pplx_folder(path: Path, *, contextual: bool = True, name: str = "pplx") -> ModelFolder:
-    """A byte for a token, nothing added around a text, one special token: pplx-embed's habits in small."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    inner = Tokenizer(models.BPE({c: i for i, c in enumerate(letters)}, []))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens([END])
-    path.mkdir(exist_ok=True)
-    inner.save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text(json.dumps({"sep_token": END, "eos_token": END}))
-    suffix = "Contextual" if contextual else ""
-    return ModelFolder(
-        path=path,
-        name=name,
-        revision=None,
-        transformer=path,
-        config={"vocab_size": 300, "auto_map": {"AutoModel": f"modeling.PPLXQwen3{suffix}Model"}},
-        modules=(Module("Transformer", path, {}), Module("FlexibleQuantizer", path, {})),
-        max_tokens=64,
-    )
 
 
 @dataclass

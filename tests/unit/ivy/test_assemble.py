@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from models_stubs import END, pplx_folder, sequences
+from models_stubs import sequences
+from small_models import END, pplx_folder
 from transformers import AutoTokenizer
 
 from hortus.errors import InvalidInput, StartError, TooLong

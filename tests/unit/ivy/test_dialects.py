@@ -8,7 +8,8 @@ import json
 import numpy as np
 import pytest
 from ivy_stubs import load_once
-from models_stubs import END, client, post, pplx_folder, sequences
+from models_stubs import client, post, sequences
+from small_models import END, pplx_folder
 
 from hortus.tulip.fake import fake_rows
 
