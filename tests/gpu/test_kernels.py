@@ -23,11 +23,12 @@ if INTERPRETED or torch.cuda.is_available():
     from hortus.rose.kernels import dense, fused, heads, rms, skinny
     from hortus.rose.kernels.linear import plain
 
-DTYPES = [torch.float32, torch.bfloat16]
+# The interpreter cuts a bfloat16 short where the GPU rounds it, and multiplies it wrongly.
+DTYPES = [torch.float32] if INTERPRETED else [torch.float32, torch.bfloat16]
 # The interpreter takes about 10 ms a program, so its cases are small; the shapes that matter are the same.
 TOKENS = [3] if INTERPRETED else [1, 5, 64, 130, 4099]
 FEW = 3 if INTERPRETED else 67
-HIDDEN = [384, 768, 1024, 2560]
+HIDDEN = [384, 2560] if INTERPRETED else [384, 768, 1024, 2560]
 MODES = ["mean", "cls", "last", "max", "mean_sqrt_len", "weightedmean"]
 EPS = 1e-6
 
@@ -67,10 +68,7 @@ def test_row_kernels(tokens, hidden, dtype):
         close(fused.add_layer_norm(x, residual, weight, b, EPS), twin.add_layer_norm(x, residual, weight, b, EPS))
     ours, truth = residual.clone(), residual.clone()
     close(fused.add_rms_norm_(x, ours, weight, EPS), twin.add_rms_norm_(x, truth, weight, EPS))
-    if INTERPRETED:  # which cuts a bf16 short where the GPU rounds it
-        close(ours, truth)
-    else:
-        assert torch.equal(ours, truth)
+    assert torch.equal(ours, truth)
 
 
 @pytest.mark.parametrize("parts", [1, 2, 5])
@@ -81,8 +79,7 @@ def test_norm_of_a_sum_of_parts(parts):
     close(ours, truth)
 
 
-# The interpreter multiplies bfloat16 wrongly, so there it is float32.
-FAST = torch.float32 if INTERPRETED else torch.bfloat16
+FAST = DTYPES[-1]
 
 
 @pytest.mark.parametrize("tokens", [3] if INTERPRETED else [1, 64, 65, 128, 200, 256])
@@ -144,7 +141,7 @@ def test_embeddings(hidden, dtype):
                 close(fused.embed_layer_norm(*args), twin.embed_layer_norm(*args))
 
 
-@pytest.mark.parametrize("dtype", [FAST] if INTERPRETED else DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), [(16, 8, 128), (32, 8, 128), (12, 12, 64), (3, 1, 64)])
 @pytest.mark.parametrize(("norm", "biased"), [(True, False), (True, True), (False, False)])
 @pytest.mark.parametrize("tokens", [3] if INTERPRETED else [1, 67, 256, 1536, 2000])
@@ -165,7 +162,7 @@ def test_heads_normed_and_turned(tokens, q_heads, kv_heads, head_dim, norm, bias
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", [1536, 3072, 9728, 100])
+@pytest.mark.parametrize("width", [1536, 100] if INTERPRETED else [1536, 3072, 9728, 100])
 def test_activations(width, dtype):
     x = random(FEW, 2 * width, dtype=dtype)
     close(dense.silu_pairs(dense.paired(*x.T.chunk(2)).T.contiguous()), twin.gated_silu(x))
@@ -184,7 +181,7 @@ BATCHES = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES[:1] if INTERPRETED else DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lengths", list(BATCHES.values()), ids=list(BATCHES))
 def test_pool(lengths, dtype):
     hidden = 384 if not INTERPRETED else 100 if sum(lengths) < 1000 else 24
