@@ -8,14 +8,26 @@ Knows text, token ids and HTTP. Does not know tensors or torch, Tulip or ROSE: i
 
 A request's way through the files:
 
-    server      the port, signals, drain
-    app         routes, the request's life: body, deadline, disconnect, error shape, headers, metrics
+    server      the port, TLS, signals, drain
+    app         routes, the request's life: key, body, deadline, disconnect, error shape, headers, metrics
     exchange    one HTTP request read and one answer written, over ASGI
-    openai      /v1/embeddings and /v1/models: schemas and the shape of answers
-    embed       text to vectors: prompt, tokens, chunks, encoder, outputs
-    templates   which prompt goes before a text           (pure)
-    tokenize    text to TokenBatch, ids to TokenBatch
-    split       large requests into chunks                (pure)
-    outputs     cut, normalise, finite check, base64, JSON numbers   (pure)
+    access      keys and CORS
+    body        JSON bodies to structs, errors that say where
+    openai      /v1/embeddings and /v1/models: OpenAI, Perplexity, vLLM    (schemas and the shape of answers)
+    perplexity  /v1/contextualizedembeddings
+    cohere      /v2/embed
+    rerank      /rerank, /score, /classify: Cohere, Jina, vLLM, TEI
+    tei         /embed, /embed_all, /embed_sparse, /similarity, /predict, /tokenize, /decode
+    scores      how relevant documents are to a query, whoever asks
+    embed       texts, ids, pairs or documents to rows: prompt, tokens, chunks, encoder
+    templates   which prompt goes before a text, how a pair becomes one text    (pure)
+    tokenize    text to TokenBatch, ids to TokenBatch; vocabulary reads the tokenizer's files
+    assemble    pairs, documents of chunks, a row a token    (pure)
+    split       large requests into chunks    (pure)
+    outputs     cut, normalise, quantise, finite check, base64, JSON numbers    (pure)
+    replicas, link, address    schedulers on other machines, as one Encoder
     health      /health /ready /metrics /info
+    openapi     /openapi.json and /docs
+    journal     the access log
+    traces      OpenTelemetry
 """

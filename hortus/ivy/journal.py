@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from queue import Empty, Full, Queue
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -30,9 +30,10 @@ class Journal:
 
     def __init__(self, file: str) -> None:
         """file: a path, appended to, or `-` for standard output. StartError when it cannot be opened."""
-        self._out: TextIO
+        self._out: BinaryIO
         try:
-            self._out = sys.stdout if file == "-" else open(file, "a", encoding="utf-8")  # noqa: SIM115  closed in close()
+            # Unbuffered appending: several gateways may share the file without cutting each other's lines.
+            self._out = sys.stdout.buffer if file == "-" else open(file, "ab", buffering=0)  # type: ignore[assignment]  # noqa: SIM115
         except OSError as e:
             raise StartError(f"--access-log {file}: {e.strerror or e}") from None
         self._owned = file != "-"
@@ -69,7 +70,7 @@ class Journal:
                     lines.append(self._waiting.get_nowait())
             ended = None in lines
             told = [line for line in lines if line is not None]
-            text = b"".join([encode({"time": round(at, 6), **what}) + b"\n" for at, what in told]).decode()
+            text = b"".join([encode({"time": round(at, 6), **what}) + b"\n" for at, what in told])
             try:
                 self._out.write(text)
                 self._out.flush()

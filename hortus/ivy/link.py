@@ -25,6 +25,7 @@ from hortus.ivy.address import Target
 from hortus.metrics import Metrics
 from hortus.protocol import wire
 from hortus.protocol.credentials import channel, client_credentials, shown
+from hortus.protocol.streams import GrpcStream, Stream, connect_local
 from hortus.protocol.wire import GOOD_MESSAGE_BYTES, Ask, Asks, Description
 from hortus.types import Result, TokenBatch
 
@@ -155,7 +156,7 @@ class Link:
             data = await describe(wire.pack_describe(), metadata=metadata, timeout=CONNECT_S)
             told = wire.read_description(data)
             self._accept(told)
-            call = connection.stream_stream(wire.ENCODE)(metadata=metadata)
+            stream = await self._open(connection, told)
             self._channel = connection
             self._unsent.clear()
             self._cancelled.clear()
@@ -164,7 +165,7 @@ class Link:
             self.draining = told.draining or self._retired
             self.rests_until, self.up = 0.0, True
             log.info("replica %s is up%s", self, " (draining)" if self.draining else "")
-            tasks = [asyncio.ensure_future(f(call)) for f in (self._read, self._write, self._watch)]
+            tasks = [asyncio.ensure_future(f(stream)) for f in (self._read, self._write, self._watch)]
             try:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in tasks:
@@ -173,13 +174,22 @@ class Link:
                 raise Refused("it ended the stream")
             finally:
                 self.up = False
-                call.cancel()
+                stream.close()
                 for task in tasks:
                     task.cancel()
                 await asyncio.wait(tasks)
                 for task in tasks:
                     if not task.cancelled():
                         task.exception()  # the first one has been raised
+
+    async def _open(self, connection: Any, told: Description) -> Stream:
+        """The stream for Encode: beside gRPC where the replica offers that and we reach it, else over gRPC."""
+        if told.stream_socket and self.target.address.startswith("unix:"):
+            try:
+                return await connect_local(told.stream_socket)
+            except OSError as e:
+                log.warning("replica %s: %s cannot be reached (%s); taking gRPC", self, told.stream_socket, e)
+        return GrpcStream(connection.stream_stream(wire.ENCODE)(metadata=shown(self._config)))
 
     def _broken(self, why: str) -> None:
         if self.up_since:
@@ -196,8 +206,8 @@ class Link:
             if not future.done():
                 future.set_exception(Lost(why))
 
-    async def _read(self, call: Any) -> None:
-        while (data := await call.read()) is not grpc.aio.EOF:
+    async def _read(self, stream: Stream) -> None:
+        while (data := await stream.read()) is not None:
             self._heard = time.monotonic()
             message = wire.read_replies(data)
             if message.draining and not self._said_draining:
@@ -217,13 +227,12 @@ class Link:
                 found = self._waiting.pop(number, None)
                 if found is not None and not found[0].done():
                     found[0].set_exception(error)
-        code, details = await call.code(), await call.details()
-        raise Refused(details or f"it ended the stream with {code.name}")
+        raise Refused("it ended the stream")
 
-    async def _write(self, call: Any) -> None:
+    async def _write(self, stream: Stream) -> None:
         while True:
             if self._unsent or self._cancelled or self._ping:
-                await call.write(wire.pack_asks(self._gather()))
+                await stream.write(wire.pack_asks(self._gather()))
                 continue
             self._wake.clear()
             await self._wake.wait()
@@ -239,7 +248,7 @@ class Link:
                 message.asks.append(Ask(number, batch, float("inf") if deadline is None else (deadline - now) * 1000))
         return message
 
-    async def _watch(self, call: Any) -> None:
+    async def _watch(self, stream: Stream) -> None:
         """Ping, and find what waits for nothing."""
         pings = itertools.count(1)
         every = min(PING_S, self._config.silence_s / 4)

@@ -17,16 +17,13 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
-from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 import tokenizers
-from tokenizers import normalizers
 
 from hortus.errors import InvalidInput, StartError, TooLong
-from hortus.folder import ST_CONFIGS, ModelFolder, read_json
-from hortus.ivy import assemble
+from hortus.folder import ModelFolder, read_json
+from hortus.ivy import assemble, vocabulary
 from hortus.ivy.assemble import Frame, Truncate, longest_first, shortened
 from hortus.ivy.split import cut
 from hortus.types import TokenBatch
@@ -60,13 +57,13 @@ class Tokenizer:
         """max_tokens, vocab_size: the engine's; default, what the folder says. max_chars: of one text, whatever its tokens.
         StartError when it cannot serve."""
         self._file = folder.transformer / "tokenizer.json"
-        self._inner = _load(self._file)
-        if _wants_lower_case(folder):
-            self._inner.normalizer = _lower_first(self._inner.normalizer)
+        self._inner = vocabulary.load(self._file)
+        if vocabulary.wants_lower_case(folder):
+            self._inner.normalizer = vocabulary.lower_first(self._inner.normalizer)
         settings = read_json(folder.transformer / "tokenizer_config.json")
         self._cut_left = settings.get("truncation_side") == "left"
         self.max_tokens = folder.max_tokens if max_tokens is None else max_tokens
-        self._prefix, self._suffix = _special_tokens(self._inner, self._file)
+        self._prefix, self._suffix = vocabulary.special_tokens(self._inner, self._file)
         if self.max_tokens <= self._prefix + self._suffix:
             raise StartError(
                 f"a limit of {self.max_tokens} tokens (--max-length) leaves no room beside the "
@@ -77,7 +74,7 @@ class Tokenizer:
         # Some tokenizers hold added tokens that the embedding table has no row for: only then are text's ids checked.
         self._may_exceed = largest >= self.vocab_size
         self._types = int(folder.config.get("type_vocab_size", 0)) > 1
-        self._separator_text = _token_text(settings.get("sep_token"))
+        self._separator_text = vocabulary.token_text(settings.get("sep_token"))
         self._inline_chars, self._max_chars = inline_chars, max_chars
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize", initializer=_stand_back)
 
@@ -382,57 +379,7 @@ def _locate(batch: TokenBatch, bad: np.ndarray[tuple[int], np.dtype[np.bool_]]) 
     return seq, at - int(batch.cu_seqlens[seq])
 
 
-def _special_tokens(inner: tokenizers.Tokenizer, file: Path) -> tuple[int, int]:
-    """How many special tokens the tokenizer puts before and after a single text."""
-    total = int(inner.num_special_tokens_to_add(False))
-    if total == 0:
-        return 0, 0
-    for probe in ("a", "1", "the"):
-        mask = inner.encode(probe).special_tokens_mask
-        if 0 in mask:
-            before, after = mask.index(0), mask[::-1].index(0)
-            if before + after == total:
-                return before, after
-    raise StartError(f"{file}: adds special tokens elsewhere than before and after the text, which cannot be truncated")
-
-
 def _stand_back() -> None:
     """Let the event loop go first where cores are few. A priority of the thread alone, where the system has those."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-
-
-def _token_text(value: Any) -> str | None:
-    """A token of tokenizer_config.json: its text, or an object that holds it."""
-    text = value.get("content") if isinstance(value, dict) else value
-    return text if isinstance(text, str) else None
-
-
-def _load(file: Path) -> tokenizers.Tokenizer:
-    if not file.is_file():
-        raise StartError(
-            f"{file}: not found. A fast tokenizer file is needed; write one with "
-            "transformers.AutoTokenizer.from_pretrained(MODEL).save_pretrained(FOLDER)"
-        )
-    try:
-        inner = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as e:  # noqa: BLE001  the tokenizers library raises bare Exception
-        raise StartError(f"{file}: not a tokenizer file that this version can read ({e})") from None
-    inner.no_truncation()
-    inner.no_padding()
-    return inner
-
-
-def _wants_lower_case(folder: ModelFolder) -> bool:
-    files = [read_json(place / name) for place in (folder.transformer, folder.path) for name in ST_CONFIGS]
-    return any(f.get("do_lower_case") is True for f in files)
-
-
-def _lower_first(normalizer: Any) -> Any:
-    """sentence-transformers' do_lower_case: lower-casing before what the tokenizer does, unless it does that already."""
-    steps: list[Any] = [] if normalizer is None else [normalizer]
-    if isinstance(normalizer, normalizers.Sequence):
-        steps = [*cast(Any, normalizer)]
-    if any(isinstance(s, normalizers.Lowercase) for s in steps):
-        return normalizer
-    return normalizers.Sequence([normalizers.Lowercase(), *steps])

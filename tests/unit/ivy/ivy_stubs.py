@@ -12,13 +12,13 @@ import numpy as np
 
 from hortus.config import IvyConfig
 from hortus.folder import ModelFolder
-from hortus.ivy import tokenize
+from hortus.ivy import vocabulary
 from hortus.ivy.app import App
 from hortus.metrics import Metrics
 from hortus.types import ModelInfo, Result, Timings, TokenBatch
 
 WIDTH = 16
-load_once = functools.cache(tokenize._load)
+load_once = functools.cache(vocabulary.load)
 """A test that does not look into tokenising need not read the file again."""
 INFO = ModelInfo(name="mini", width=WIDTH, max_tokens=32, vocab_size=30522, normalize=True, batch_tokens=64)
 

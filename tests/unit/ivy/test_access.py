@@ -20,7 +20,7 @@ from hortus.metrics import Metrics
 
 @pytest.fixture(autouse=True)
 def _tokenizer_read_once(monkeypatch):
-    monkeypatch.setattr("hortus.ivy.tokenize._load", load_once)
+    monkeypatch.setattr("hortus.ivy.vocabulary.load", load_once)
 
 
 BODY = json.dumps({"model": "mini", "input": "a"}).encode()

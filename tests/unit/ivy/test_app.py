@@ -31,7 +31,7 @@ def decoded(reply) -> np.ndarray:
 
 @pytest.fixture(autouse=True)
 def _tokenizer_read_once(monkeypatch):
-    monkeypatch.setattr("hortus.ivy.tokenize._load", load_once)
+    monkeypatch.setattr("hortus.ivy.vocabulary.load", load_once)
 
 
 # --- answers

@@ -18,7 +18,7 @@ LONG = "word " * 100
 
 @pytest.fixture(autouse=True)
 def _tokenizer_read_once(monkeypatch):
-    monkeypatch.setattr("hortus.ivy.tokenize._load", load_once)
+    monkeypatch.setattr("hortus.ivy.vocabulary.load", load_once)
 
 
 @pytest.fixture
