@@ -33,7 +33,7 @@ class Journal:
         self._out: BinaryIO
         try:
             # Unbuffered appending: several gateways may share the file without cutting each other's lines.
-            self._out = sys.stdout.buffer if file == "-" else open(file, "ab", buffering=0)  # type: ignore[assignment]  # noqa: SIM115
+            self._out = sys.stdout.buffer if file == "-" else open(file, "ab", buffering=0)  # noqa: SIM115
         except OSError as e:
             raise StartError(f"--access-log {file}: {e.strerror or e}") from None
         self._owned = file != "-"
