@@ -29,7 +29,7 @@ from hortus.folder import open_folder
 from hortus.metrics import Metrics
 from hortus.rose.device import CudaDevice
 from hortus.rose.engine import open_engine
-from hortus.rose.gpu import GpuEngine
+from hortus.rose.gpu import PIECE_TOKENS, GpuEngine
 from hortus.types import Engine, TokenBatch
 
 CASES = ((1, 16), (1, 128), (1, 512), (1, 4096), (5, 512), (25, 512), (50, 512), (100, 512))
@@ -82,9 +82,9 @@ class Bench:
         """The same weights under other rules."""
         base = engine or self.engine
         assert isinstance(base, GpuEngine), "this part needs a GPU"
-        step = knobs.pop("step_tokens", 4096)
+        step = knobs.pop("piece_tokens", PIECE_TOKENS)
         return GpuEngine(
-            base.network, base.info, RoseConfig(**knobs), Metrics(), device=device or self.device, step_tokens=step
+            base.network, base.info, RoseConfig(**knobs), Metrics(), device=device or self.device, piece_tokens=step
         )
 
     def batch(self, *lengths: int) -> TokenBatch:

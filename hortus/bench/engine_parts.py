@@ -75,7 +75,7 @@ def crossover(b: Bench) -> None:
     """From which size on eager is as fast."""
     knobs: dict[str, Any] = {"graph_max_tokens": 16384}
     opened = b.open(reference.write_folder(b.work / "dummy", b.shape, causal=False), dummy=True, **knobs)
-    ways = [b.again(opened, step_tokens=16384, cuda_graphs=g, **knobs) for g in (True, False)]
+    ways = [b.again(opened, piece_tokens=16384, cuda_graphs=g, **knobs) for g in (True, False)]
     for tokens in (64, 256, 1024, 2048, 4096, 6144, 8192, 16384):
         batch = b.batch(*[min(tokens, 512)] * max(1, tokens // 512))
         for how, engine in zip(("replay", "eager"), ways, strict=True):
@@ -92,7 +92,7 @@ def pieces(b: Bench) -> None:
     for count, tokens in ((100, 512), (25, 512), (400, 128)):
         batch = b.batch(*[tokens] * count)
         for step in (1024, 2048, 3072, 4096, 6144, 8192, 16384, 65536):
-            engine = b.again(step_tokens=step, graph_max_tokens=max(4096, min(step, 16384)))
+            engine = b.again(piece_tokens=step, graph_max_tokens=max(4096, min(step, 16384)))
             for _ in range(3):
                 engine.step(batch).result()
             ms = timed(lambda: engine.step(batch).result(), rounds=20, seconds=1.5)  # noqa: B023

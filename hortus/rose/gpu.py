@@ -5,8 +5,8 @@ Knows Network, Graphs, Ring and Device. Does not know HTTP, queues, asyncio, or 
     step:   cut -> (stage -> upload -> eager | capture | replay -> download) for each piece -> event
     result: wait for the event -> copy out of the ring
 
-A large batch is cut into pieces of about STEP_TOKENS at sequence boundaries: their activations stay in the L2 cache, and
-every piece is small enough to replay a graph.
+A large batch is cut into even pieces of at most PIECE_TOKENS at sequence boundaries: their activations stay near the L2
+cache's size, and every piece is small enough to replay a graph.
 """
 
 from __future__ import annotations
@@ -29,9 +29,12 @@ from hortus.types import ModelInfo, TokenBatch
 
 log = logging.getLogger(__name__)
 
-STEP_TOKENS = 4096
-"""Tokens a piece. Measured on one H200 with the 0.6B shape: 2,048 is 4 % slower a token, 8,192 2 % faster, for which a short
-step would wait twice as long behind it. docs/decisions/011-gpu-large-steps.md."""
+PIECE_TOKENS = 8192
+"""Most tokens a piece. Measured on one H200 with the 0.6B shape, 100 x 512: 4,096 is 2 % slower a token, 2,048 6 %."""
+BATCH_TOKENS = 4096
+"""Advised to the scheduler: a batch that a short query has to wait for is half a piece, and 2 % slower a token.
+
+Both: docs/decisions/011-gpu-large-steps.md."""
 
 
 class GpuEngine:
@@ -45,18 +48,17 @@ class GpuEngine:
         metrics: Metrics | None = None,
         *,
         device: Device | None = None,
-        step_tokens: int = STEP_TOKENS,
+        piece_tokens: int = PIECE_TOKENS,
     ) -> None:
         """Captures what --warm asks for. Raises StartError when that is malformed.
 
-        device: the seam for tests. step_tokens: tokens a piece, also advised to the scheduler as its batch, because a
-        larger one gains nothing here and makes short queries wait longer behind it.
+        device: the seam for tests. piece_tokens: most tokens a piece.
         """
         self.network = network  # open to benches and tests, which run it by other rules
         self._device: Device = CudaDevice() if device is None else device
-        self._step_tokens = step_tokens
+        self._piece_tokens = piece_tokens
         self.metrics = metrics or Metrics()
-        self._info = dataclasses.replace(info, batch_tokens=step_tokens)
+        self._info = dataclasses.replace(info, batch_tokens=min(BATCH_TOKENS, piece_tokens))
         self._ring = Ring(self._device, network.width)
         rules = Rules(
             graphs=config.cuda_graphs,
@@ -88,10 +90,10 @@ class GpuEngine:
             slot = self._ring.take()
             try:
                 try:
-                    self._enqueue(batch, slot, self._step_tokens)
+                    self._enqueue(batch, slot, self._piece_tokens)
                 except torch.OutOfMemoryError:
                     self._device.relieve()
-                    half = min(self._step_tokens, batch.total_tokens) // 2
+                    half = min(self._piece_tokens, batch.total_tokens) // 2
                     self._enqueue(batch, slot, max(half, 1))
                 self._device.record(slot.event)
             except Exception as e:
@@ -141,7 +143,7 @@ class GpuEngine:
 
     def _warm(self, config: RoseConfig) -> None:
         """Run each shape of --warm twice, so that it is captured."""
-        most = min(config.graph_max_tokens, self._step_tokens)
+        most = min(config.graph_max_tokens, self._piece_tokens)
         assert config.warm is not None, "called only when --warm is given"
         for sequences, tokens in warm_shapes(
             config.warm, most_tokens=most, longest=self._info.max_tokens, cap=config.graph_cap

@@ -38,20 +38,16 @@ def _count(n: int) -> Int32:
 def cut(cu_seqlens: Int32, most: int) -> list[tuple[int, int]]:
     """Sequence ranges of at most `most` tokens each (a longer sequence is alone), in order, covering all.
 
-    Full pieces first, so that the same shapes come again. A remainder under an eighth of `most` is not left alone: a tiny
-    step costs as much as 256 tokens, so the last two share evenly.
+    As few as the limit allows, and of even size: a small last piece would leave the device half idle.
     """
     sequences, total = len(cu_seqlens) - 1, int(cu_seqlens[-1])
-    if total <= most or sequences <= 1:
-        return [(0, sequences)] if sequences else []
     pieces: list[tuple[int, int]] = []
     lo = 0
     while lo < sequences:
         start = int(cu_seqlens[lo])
-        goal = start + most
-        if most < total - start < most + most // 8:
-            goal = start + (total - start + 1) // 2
-        hi = int(np.searchsorted(cu_seqlens, goal, side="right")) - 1
+        left = total - start
+        share = -(-left // -(-left // most))
+        hi = int(np.searchsorted(cu_seqlens, start + share, side="right")) - 1
         hi = min(max(hi, lo + 1), sequences)
         pieces.append((lo, hi))
         lo = hi

@@ -109,10 +109,10 @@ def test_any_traffic_is_answered_right(steps, seed):
 
 def test_large_batches_are_cut_and_land_in_one_result(rng):
     engine, device = make()
-    batch = random_batch(rng, [512] * 25)
+    batch = random_batch(rng, [512] * 48)  # three pieces of 16
     np.testing.assert_array_equal(engine.step(batch).result(), expected(batch))
-    assert sum(what == ("enqueued", "upload") for what in device.log) == 4
-    assert counts(engine) == {"eager": 2, "capture": 1, "replay": 1}
+    assert sum(what == ("enqueued", "upload") for what in device.log) == 3
+    assert counts(engine) == {"eager": 1, "capture": 1, "replay": 1}
 
 
 def test_the_cap_drops_the_least_recently_used(rng):

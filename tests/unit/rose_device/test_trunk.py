@@ -44,7 +44,7 @@ class Now(FakeDevice):
 def test_padding_changes_no_row():
     network = MeanOfTrunk()
     info = ModelInfo(name="t", width=SHAPE.hidden, max_tokens=512, vocab_size=SHAPE.vocab)
-    engine = GpuEngine(network, info, RoseConfig(cuda_graphs=False), device=Now(), step_tokens=256)
+    engine = GpuEngine(network, info, RoseConfig(cuda_graphs=False), device=Now(), piece_tokens=256)
     rng = np.random.default_rng(0)
     for lengths in ([1], [64], [3, 70, 1], [30] * 9, [300, 2, 90]):
         batch = random_batch(rng, lengths)
