@@ -13,20 +13,22 @@ class DescribeRequest(_message.Message):
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("version", "info", "fingerprint", "files", "max_message_bytes", "draining")
+    __slots__ = ("version", "info", "fingerprint", "files", "max_message_bytes", "draining", "stream_socket")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     INFO_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    STREAM_SOCKET_FIELD_NUMBER: _ClassVar[int]
     version: int
     info: bytes
     fingerprint: str
     files: _containers.RepeatedCompositeFieldContainer[File]
     max_message_bytes: int
     draining: bool
-    def __init__(self, version: _Optional[int] = ..., info: _Optional[bytes] = ..., fingerprint: _Optional[str] = ..., files: _Optional[_Iterable[_Union[File, _Mapping]]] = ..., max_message_bytes: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
+    stream_socket: str
+    def __init__(self, version: _Optional[int] = ..., info: _Optional[bytes] = ..., fingerprint: _Optional[str] = ..., files: _Optional[_Iterable[_Union[File, _Mapping]]] = ..., max_message_bytes: _Optional[int] = ..., draining: _Optional[bool] = ..., stream_socket: _Optional[str] = ...) -> None: ...
 
 class File(_message.Message):
     __slots__ = ("path", "size", "sha256")

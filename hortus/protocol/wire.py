@@ -82,6 +82,8 @@ class Description:
     files: tuple[File, ...]
     version: int = VERSION
     draining: bool = False
+    stream_socket: str = ""
+    """Path of a Unix socket for Encode's messages without gRPC; empty: none."""
 
 
 def _u32(numbers: Sequence[int]) -> bytes:
@@ -264,6 +266,7 @@ def pack_description(told: Description) -> bytes:
             files=[pb.File(path=f.path, size=f.size, sha256=f.sha256) for f in told.files],
             max_message_bytes=MAX_MESSAGE_BYTES,
             draining=told.draining,
+            stream_socket=told.stream_socket,
         ).SerializeToString()
     )
 
@@ -276,7 +279,7 @@ def read_description(data: bytes) -> Description:
     except msgspec.MsgspecError as e:
         raise Malformed(f"info: {e}") from None
     files = tuple(File(f.path, f.size, f.sha256) for f in got.files)
-    return Description(info, got.fingerprint, files, got.version, got.draining)
+    return Description(info, got.fingerprint, files, got.version, got.draining, got.stream_socket)
 
 
 def pack_fetch(path: str) -> bytes:

@@ -29,6 +29,7 @@ from hortus.errors import EngineError, RequestError, StartError
 from hortus.folder import ModelFolder
 from hortus.protocol import wire
 from hortus.protocol.credentials import OPTIONS, allowed, server_credentials
+from hortus.protocol.streams import GrpcStream, LocalStream, Stream, listen_local
 from hortus.protocol.wire import GOOD_MESSAGE_BYTES, MAX_MESSAGE_BYTES, Malformed, Replies
 from hortus.tulip.describe import describe, small_files
 from hortus.tulip.entry import faults
@@ -53,6 +54,9 @@ class Server:
         self._streams: set[_Stream] = set()
         self._draining = False
         self._server: Any = None
+        self._local: asyncio.Server | None = None
+        self._local_path = ""
+        self._local_tasks: set[asyncio.Task[Any]] = set()
         self._health = _Health()
 
     async def start(self) -> str:
@@ -79,7 +83,18 @@ class Server:
             raise StartError(f"cannot listen on --listen {listen}: {_reason(e)}") from None
         await self._health.tell()
         await server.start()
+        # A token could not be shown there, and a file's permissions already say who may connect.
+        if listen.startswith("unix:") and credentials is None and self._config.link_token is None:
+            await self._start_local(listen.removeprefix("unix:") + ".s")
         return listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"
+
+    async def _start_local(self, path: str) -> None:
+        _clear_socket(f"unix:{path}")
+        try:
+            self._local = await listen_local(path, self._encode_local)
+            self._local_path = path
+        except OSError as e:
+            log.warning("no stream beside gRPC on %s (%s): gateways of this machine take gRPC", path, e)
 
     async def open(self, scheduler: Scheduler, folder: ModelFolder, info: ModelInfo) -> None:
         """The model is there: take work. Reads the folder's small files (and samples of its weights) in a thread."""
@@ -103,6 +118,12 @@ class Server:
 
     async def close(self) -> None:
         """End all streams. The scheduler stays the caller's."""
+        if self._local is not None:
+            self._local.close()
+        for task in self._local_tasks:
+            task.cancel()
+        if self._local_tasks:
+            await asyncio.wait(set(self._local_tasks))
         if self._server is not None:
             await self._server.stop(0.2)
 
@@ -126,7 +147,10 @@ class Server:
                 f"the gateway speaks protocol version {version}, this scheduler speaks {wire.VERSION}",
             )
         opened = await self._model(context)
-        return wire.pack_description(dataclasses.replace(opened.described, draining=self._draining))
+        local = self._local_path if context.peer().startswith("unix:") else ""
+        return wire.pack_description(
+            dataclasses.replace(opened.described, draining=self._draining, stream_socket=local)
+        )
 
     async def _fetch(self, data: bytes, context: Any) -> AsyncIterator[bytes]:
         files = (await self._model(context)).files
@@ -143,17 +167,37 @@ class Server:
 
     async def _encode(self, requests: object, context: Any) -> None:
         opened = await self._model(context)
-        stream = _Stream(opened.scheduler, opened.info, context)
+        try:
+            await self._serve(opened, GrpcStream(context), context.peer())
+        except Malformed as e:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))
+
+    async def _encode_local(self, stream: LocalStream) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "every connection has a task"
+        self._local_tasks.add(task)
+        try:
+            if self._opened is not None:
+                await self._serve(self._opened, stream, self._local_path)
+        except (Malformed, asyncio.CancelledError):
+            pass  # told already; closing tells the gateway
+        finally:
+            self._local_tasks.discard(task)
+            stream.close()
+
+    async def _serve(self, opened: _Opened, messages: Stream, peer: str) -> None:
+        """One gateway's stream, to its end. Raises Malformed."""
+        stream = _Stream(opened.scheduler, opened.info, messages)
         self._streams.add(stream)
         if self._draining:
             stream.say_draining()
         try:
             await stream.run()
         except Malformed as e:
-            log.warning("%s sent what is no message: %s", context.peer(), e)
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))
-        except Exception as e:  # noqa: BLE001 - gRPC has many ways to say that a peer has gone
-            log.info("the stream of %s broke: %r", context.peer(), e)
+            log.warning("%s sent what is no message: %s", peer, e)
+            raise
+        except Exception as e:  # noqa: BLE001 - a link has many ways to say that a peer has gone
+            log.info("the stream of %s broke: %r", peer, e)
         finally:
             self._streams.discard(stream)
             stream.close()
@@ -172,8 +216,8 @@ class _Opened:
 class _Stream:
     """One gateway's Encode call."""
 
-    def __init__(self, scheduler: Scheduler, info: ModelInfo, context: Any) -> None:
-        self._scheduler, self._info, self._context = scheduler, info, context
+    def __init__(self, scheduler: Scheduler, info: ModelInfo, messages: Stream) -> None:
+        self._scheduler, self._info, self._messages = scheduler, info, messages
         self._max_rows = MAX_MESSAGE_BYTES // (4 * info.width)
         self._live: dict[int, asyncio.Future[Result]] = {}
         self._ready: deque[tuple[int, Result | RequestError]] = deque()
@@ -224,8 +268,8 @@ class _Stream:
 
     async def _read(self) -> None:
         while True:
-            data = await self._context.read()
-            if data is grpc.aio.EOF:
+            data = await self._messages.read()
+            if data is None:
                 self._ended = True
                 self._wake.set()
                 return
@@ -280,7 +324,7 @@ class _Stream:
             if self._ready or self._pong or (self._draining and not said_draining):
                 message, size = self._gather()
                 said_draining = message.draining
-                await self._context.write(wire.pack_replies(message))
+                await self._messages.write(wire.pack_replies(message))
                 self._unsent_bytes -= size
                 if self._unsent_bytes <= _UNSENT_BYTES:
                     self._room.set()

@@ -66,16 +66,19 @@ async def start_tulip(
 class Garden:
     """Starts schedulers and gateways' clients for a test, and ends them all."""
 
-    def __init__(self, where: Path) -> None:
-        self.where = where
+    def __init__(self, where: Path, kind: str) -> None:
+        self.where, self.kind = where, kind
         self._closing = contextlib.AsyncExitStack()
         self._count = 0
 
     async def tulip(self, engine: FakeEngine | None = None, listen: str | None = None, **more: object) -> Tulip:
         self._count += 1
-        tulip = await start_tulip(listen or f"unix:{self.where}/t{self._count}", engine, **more)
+        tulip = await start_tulip(listen or self._free(), engine, **more)
         self._closing.push_async_callback(tulip.stop)
         return tulip
+
+    def _free(self) -> str:
+        return f"unix:{self.where}/t{self._count}" if self.kind == "local" else "127.0.0.1:0"
 
     async def replicas(self, *addresses: str, up: int | None = None, **link: object) -> Replicas:
         link.setdefault("slow_start_s", 0.0)
@@ -91,8 +94,9 @@ class Garden:
 
 
 @contextlib.asynccontextmanager
-async def garden(where: Path) -> AsyncIterator[Garden]:
-    g = Garden(where)
+async def garden(where: Path, kind: str) -> AsyncIterator[Garden]:
+    """kind: `local` (a Unix socket, Encode beside gRPC) or `grpc` (a TCP port)."""
+    g = Garden(where, kind)
     try:
         yield g
     finally:

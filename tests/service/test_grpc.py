@@ -25,9 +25,9 @@ from hortus.tulip.fake import FakeEngine, fake_rows
 from hortus.types import TokenBatch
 
 
-@pytest.fixture
-async def world(tmp_path):
-    async with garden(tmp_path) as g:
+@pytest.fixture(params=["local", "grpc"])
+async def world(tmp_path, request):
+    async with garden(tmp_path, request.param) as g:
         yield g
 
 
@@ -296,7 +296,7 @@ async def test_with_no_replica_left_the_answer_is_clear_and_at_once(world: Garde
     await a.server.close()
     with pytest.raises(errors.NotReady, match="was lost"):
         await asyncio.wait_for(task, 2)
-    with pytest.raises(errors.NotReady, match="no replica can take work: unix:"):
+    with pytest.raises(errors.NotReady, match="no replica can take work: "):
         await asyncio.wait_for(replicas.encode(batch(1)), 0.5)
 
 
@@ -458,36 +458,36 @@ async def test_a_port_in_use_is_a_start_error(world: Garden):
 
 
 async def test_goodput_stays_at_three_times_the_load_and_recovers_at_once(world: Garden):
-    engine = FakeEngine.like(FOLDER, delay_s=0.008)
-    tulip = await world.tulip(engine, tulip=TulipConfig(max_batch_sequences=4, max_queue_tokens=3 * 40))
+    """Slow steps, so that the machine that runs clients, gateway and scheduler in one process is not what is measured."""
+    engine = FakeEngine.like(FOLDER, delay_s=0.04)
+    tulip = await world.tulip(engine, tulip=TulipConfig(max_batch_sequences=4, max_queue_tokens=3 * 20))
     replicas = await world.replicas(tulip.address)
-    seconds = 0.8
+    seconds = 1.2
 
     async def rate(clients: int) -> tuple[float, list[float]]:
-        """(answers a second, ms that refusals took) of so many clients, each asking again at once (10 ms after a refusal)."""
+        """(answers a second, ms that refusals took) of so many clients, each asking again at once (50 ms after a refusal)."""
         good, refusals = 0, []
-        end = time.monotonic() + seconds
+        begin = time.monotonic()
 
         async def client(n: int) -> None:
             nonlocal good
-            while time.monotonic() < end:
-                begin = time.perf_counter()
+            while time.monotonic() < begin + seconds:
+                sent = time.perf_counter()
                 try:
                     await replicas.encode(batch(n % 100), deadline=time.monotonic() + 5)
-                    good += 1
+                    good += time.monotonic() < begin + seconds
                 except errors.Overloaded:
-                    refusals.append((time.perf_counter() - begin) * 1000)
-                    await asyncio.sleep(0.01)
+                    refusals.append((time.perf_counter() - sent) * 1000)
+                    await asyncio.sleep(0.05)
 
         await asyncio.gather(*[client(n) for n in range(clients)])
         return good / seconds, refusals
 
-    await rate(8)
-    peak, none = await rate(32)
-    loaded, refusals = await rate(64)
-    after, _ = await rate(32)
+    peak, none = await rate(16)
+    loaded, refusals = await rate(56)
+    after, _ = await rate(16)
     assert not none
     assert len(refusals) > 2 * seconds * peak, "three times as much is asked for"
     assert loaded > 0.9 * peak
     assert after > 0.9 * peak
-    assert np.median(refusals) < 50, "a refusal comes at once"
+    assert np.median(refusals) < 40, "a refusal comes at once, not after a step"
