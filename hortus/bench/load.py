@@ -89,8 +89,8 @@ def _client(host: str, port: int, request: bytes, connections: int, seconds: flo
         live = len(socks)
         while live:
             for key, _ in selector.select(30):
+                assert isinstance(key.fileobj, socket.socket)
                 s = key.fileobj
-                assert isinstance(s, socket.socket)
                 status, answer = read_response(s)
                 now = time.perf_counter()
                 latencies.append((now - sent[s.fileno()]) * 1000)
