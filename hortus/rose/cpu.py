@@ -72,8 +72,10 @@ class CpuEngine:
         """Nothing to free that the process's end does not."""
 
     def _rows(self, batch: TokenBatch) -> Float32:
+        if len(batch) == 1:
+            return self._piece(batch)
         pieces = cut(batch.cu_seqlens, PIECE_TOKENS)
-        if len(pieces) == 1 and (len(batch) == 1 or _sorted(batch.lengths)):
+        if len(pieces) == 1 and _sorted(batch.lengths):
             return self._piece(batch)
         rows = np.empty((len(batch), self._info.width), np.float32)
         for piece in pieces:

@@ -22,6 +22,7 @@ from hortus.rose.attention import Attention, Heads
 from hortus.rose.attention.twin import TwinAttention
 from hortus.rose.cpu import BATCH_TOKENS, CpuEngine
 from hortus.rose.kernels import linear, twin
+from hortus.rose.kernels.few import few
 from hortus.rose.modelcfg import EmbeddingNetwork, build_network, read_spec
 from hortus.rose.models import Kit
 from hortus.types import Engine, ModelInfo, TokenBatch
@@ -109,7 +110,8 @@ def _kit(config: RoseConfig, device: torch.device, dtype: torch.dtype) -> tuple[
         return run
 
     if device.type == "cpu":
-        return Kit(ops=twin, linear=linear.swapped, attention=noted(TwinAttention)), made
+        short = few if dtype == torch.float32 else None
+        return Kit(ops=twin, linear=linear.swapped, attention=noted(TwinAttention), few=short), made
     from hortus.rose.attention.pick import open_attention
     from hortus.rose.kernels import fused
 

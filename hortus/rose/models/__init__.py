@@ -25,6 +25,7 @@ from torch import Tensor
 
 from hortus.errors import StartError
 from hortus.rose.attention import Attention, Heads
+from hortus.rose.kernels.few import FewFactory
 from hortus.rose.kernels.linear import LinearFactory
 from hortus.rose.network import Inputs
 from hortus.types import Int32
@@ -51,6 +52,8 @@ class Kit:
     linear: LinearFactory
     """kernels.linear.plain, or a device's own."""
     attention: Callable[[Heads], Attention]
+    few: FewFactory | None = None
+    """A way of its own through all post-norm layers for few tokens, where the device has one."""
 
 
 class Spec(Protocol):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hortus.errors import StartError
 from hortus.rose.attention import Heads
+from hortus.rose.kernels.few import FEW_TOKENS, LayerWeights, Pair
 from hortus.rose.kernels.linear import Linear
 from hortus.rose.models import Family, Kit, Weights
 from hortus.rose.network import Inputs
@@ -147,10 +148,10 @@ class Layer:
 
     qkv: Linear
     out: Linear
-    attention_norm: tuple[Tensor, Tensor]
+    attention_norm: Pair
     up: Linear
     down: Linear
-    norm: tuple[Tensor, Tensor]
+    norm: Pair
 
 
 class Bert:
@@ -165,9 +166,13 @@ class Bert:
         # Nearly every batch is of one segment: then its embedding is part of the position's.
         self._position_first_segment = self._position if self._segment is None else self._position + self._segment[0]
         self._norm = weights.pop("embeddings.LayerNorm.weight"), weights.pop("embeddings.LayerNorm.bias")
-        self._layers = [_layer(spec, weights, kit, f"{spec.names['layer']}{n}.") for n in range(spec.layers)]
+        layers = [_weights(spec, weights, f"{spec.names['layer']}{n}.") for n in range(spec.layers)]
+        self._layers = [_layer(w, kit, spec.activation) for w in layers]
+        self._few = kit.few(layers, spec.heads, spec.eps, spec.activation) if kit.few else None
+        self._cu_seqlens_cpu: Int32 | None = None
 
     def plan(self, cu_seqlens_cpu: Int32, cu_seqlens: Tensor, max_seqlen: int) -> None:
+        self._cu_seqlens_cpu = cu_seqlens_cpu
         self._attention.plan(cu_seqlens_cpu, cu_seqlens, max_seqlen)
 
     def forward(self, inputs: Inputs) -> Tensor:
@@ -180,6 +185,8 @@ class Bert:
         x: Tensor = ops.embed_layer_norm(
             inputs.ids, inputs.positions, types, self._word, position, segment, *self._norm, eps
         )
+        if self._few is not None and self._cu_seqlens_cpu is not None and len(x) <= FEW_TOKENS:
+            return self._few(x, self._cu_seqlens_cpu)
         for layer in self._layers:
             qkv = layer.qkv(x).contiguous().view(-1, 3 * h.heads, h.head_dim)
             q, k, v = torch.split(qkv, h.heads, 1)
@@ -189,19 +196,30 @@ class Bert:
         return x
 
 
-def _layer(spec: BertSpec, weights: Weights, kit: Kit, at: str) -> Layer:
-    def take(part: str) -> tuple[Tensor, Tensor]:
+def _weights(spec: BertSpec, weights: Weights, at: str) -> LayerWeights:
+    def take(part: str) -> Pair:
         name = at + spec.names[part]
         return weights.pop(name + ".weight"), weights.pop(name + ".bias")
 
     qkv = [take(part) for part in ("query", "key", "value")]
-    return Layer(
-        qkv=kit.linear(torch.cat([w for w, _ in qkv]), torch.cat([b for _, b in qkv])),
-        out=kit.linear(*take("out")),
+    return LayerWeights(
+        qkv=(torch.cat([w for w, _ in qkv]), torch.cat([b for _, b in qkv])),
+        out=take("out"),
         attention_norm=take("attention_norm"),
-        up=kit.linear(*take("up"), spec.activation),
-        down=kit.linear(*take("down")),
+        up=take("up"),
+        down=take("down"),
         norm=take("norm"),
+    )
+
+
+def _layer(weights: LayerWeights, kit: Kit, activation: str) -> Layer:
+    return Layer(
+        qkv=kit.linear(*weights.qkv),
+        out=kit.linear(*weights.out),
+        attention_norm=weights.attention_norm,
+        up=kit.linear(*weights.up, activation),
+        down=kit.linear(*weights.down),
+        norm=weights.norm,
     )
 
 

@@ -1,0 +1,71 @@
+"""Few tokens through all layers at once: the same rows as layer by layer."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hortus.rose.attention.twin import TwinAttention  # noqa: E402
+from hortus.rose.cpu import positions  # noqa: E402
+from hortus.rose.kernels import linear, twin  # noqa: E402
+from hortus.rose.kernels.few import FEW_TOKENS, few  # noqa: E402
+from hortus.rose.models import Kit, bert  # noqa: E402
+from hortus.rose.network import Inputs  # noqa: E402
+
+PLAIN = Kit(ops=twin, linear=linear.plain, attention=TwinAttention)
+
+
+def both(config: dict[str, Any]) -> tuple[bert.Bert, bert.Bert]:
+    """The trunk of one config and one set of random weights, layer by layer and by `few`."""
+    spec = bert.spec_from_config(
+        {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
+        | {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": 200}
+        | config
+    )
+    torch.manual_seed(0)
+    made = {name: torch.randn(size) * (0.2 if len(size) == 2 else 0.5) for name, size in bert.shapes(spec).items()}
+    fast = dataclasses.replace(PLAIN, few=few)
+    return bert.Bert(spec, dict(made), PLAIN), bert.Bert(spec, dict(made), fast)
+
+
+def run(trunk: bert.Bert, lengths: list[int]) -> torch.Tensor:
+    cu = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    ids = torch.from_numpy(np.random.default_rng(0).integers(0, 50, int(cu[-1])).astype(np.int32))
+    trunk.plan(cu, torch.from_numpy(cu), max(lengths))
+    with torch.inference_mode():
+        return trunk.forward(Inputs(ids, torch.from_numpy(positions(cu)), None, torch.from_numpy(cu)))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        *({"model_type": kind} for kind in ("bert", "roberta", "xlm-roberta", "camembert", "distilbert")),
+        *({"model_type": "bert", "hidden_act": act} for act in ("gelu_new", "relu", "silu")),
+        {"model_type": "bert", "layer_norm_eps": 0.1, "num_hidden_layers": 1},
+        {"model_type": "bert", "num_hidden_layers": 0},
+    ],
+)
+def test_few_is_layer_by_layer(config: dict[str, Any]) -> None:
+    plain, fast = both(config)
+    for lengths in ([1], [2], [5], [15], [16], [17], [FEW_TOKENS], [1, 1], [3, 4, 3], [16] * 8, [1, 30, 2, 40]):
+        got = run(fast, lengths)
+        assert got.shape == (sum(lengths), 32)
+        torch.testing.assert_close(got, run(plain, lengths), rtol=0, atol=5e-6)
+
+
+def test_more_tokens_go_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, fast = both({"model_type": "bert"})
+    monkeypatch.setattr(fast, "_few", lambda *_: pytest.fail("called"))
+    run(fast, [FEW_TOKENS, 1])
+
+
+def test_neighbours_do_not_matter() -> None:
+    """Exactly: what a mask hides is multiplied by zero."""
+    _, fast = both({"model_type": "bert"})
+    alone, together = run(fast, [10]), run(fast, [10, 7])
+    torch.testing.assert_close(together[:10], alone, rtol=0, atol=1e-6)
