@@ -14,7 +14,7 @@ import torch
 
 from hortus.errors import EngineError, OutOfMemory
 from hortus.metrics import Metrics
-from hortus.rose.network import Inputs, Network
+from hortus.rose.network import Inputs, Network, ranges
 from hortus.types import Float32, Int32, ModelInfo, TokenBatch
 
 log = logging.getLogger(__name__)
@@ -77,20 +77,24 @@ class CpuEngine:
         pieces = cut(batch.cu_seqlens, PIECE_TOKENS)
         if len(pieces) == 1 and _sorted(batch.lengths):
             return self._piece(batch)
-        rows = np.empty((len(batch), self._info.width), np.float32)
+        rows = np.empty((batch.rows, self._info.width), np.float32)
         for piece in pieces:
-            rows[piece] = self._piece(_take(batch, piece))
+            rows[_rows_of(batch, piece)] = self._piece(_take(batch, piece))
         return rows
 
     def _piece(self, batch: TokenBatch) -> Float32:
         cu = batch.cu_seqlens
         cu_seqlens = torch.from_numpy(cu)
-        types = batch.token_types
+        types, tokens, ends = batch.token_types, None, None
+        if batch.spans is not None:
+            tokens, ends = map(torch.from_numpy, ranges(batch.spans[:, 0], batch.spans[:, 1] - batch.spans[:, 0]))
         inputs = Inputs(
             ids=torch.from_numpy(batch.ids),
             positions=torch.from_numpy(positions(cu)),
             token_types=None if types is None or not types.any() else torch.from_numpy(types.astype(np.int32)),
             cu_seqlens=cu_seqlens,
+            span_tokens=tokens,
+            span_cu_seqlens=ends,
         )
         self.network.plan(cu, cu_seqlens, batch.max_seqlen)
         rows: Float32 = self.network.forward(inputs).numpy()
@@ -118,11 +122,9 @@ def cut(cu_seqlens: Int32, most: int) -> list[Int32]:
 
 def positions(cu_seqlens: Int32) -> Int32:
     """[T] int32: 0.. within each sequence."""
-    total = int(cu_seqlens[-1])
-    at = np.arange(total, dtype=np.int32)
-    if len(cu_seqlens) > 2:
-        at -= np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))
-    return at
+    if len(cu_seqlens) == 2:
+        return np.arange(cu_seqlens[-1], dtype=np.int32)
+    return ranges(np.zeros(len(cu_seqlens) - 1, np.int32), np.diff(cu_seqlens))[0]
 
 
 def _sorted(lengths: Int32) -> bool:
@@ -131,11 +133,21 @@ def _sorted(lengths: Int32) -> bool:
 
 def _take(batch: TokenBatch, which: Int32) -> TokenBatch:
     """Some sequences of a batch, in the order of `which`."""
-    lengths = batch.lengths[which]
-    cu = np.zeros(len(which) + 1, np.int32)
-    np.cumsum(lengths, out=cu[1:])
-    index = positions(cu) + np.repeat(batch.cu_seqlens[:-1][which], lengths)
-    return TokenBatch(batch.ids[index], cu, None if batch.token_types is None else batch.token_types[index])
+    index, cu = ranges(batch.cu_seqlens[which], batch.lengths[which])
+    types = None if batch.token_types is None else batch.token_types[index]
+    if batch.spans is None or batch.span_counts is None:
+        return TokenBatch(batch.ids[index], cu, types)
+    counts = batch.span_counts[which]
+    moved = np.repeat(cu[:-1] - batch.cu_seqlens[which], counts)
+    return TokenBatch(batch.ids[index], cu, types, batch.spans[_rows_of(batch, which)] + moved[:, None], counts)
+
+
+def _rows_of(batch: TokenBatch, which: Int32) -> Int32:
+    """Rows of the result that belong to some sequences, in the order of `which`."""
+    if batch.span_counts is None:
+        return which
+    first = np.cumsum(batch.span_counts, dtype=np.int32) - batch.span_counts
+    return ranges(first[which], batch.span_counts[which])[0]
 
 
 def _error(e: Exception, batch: TokenBatch) -> EngineError:

@@ -44,8 +44,12 @@ class EmbeddingNetwork:
         self._trunk.plan(cu_seqlens_cpu, cu_seqlens, max_seqlen)
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """[N, width] float32."""
-        return self._head(self._trunk.forward(inputs), inputs.cu_seqlens)
+        """[rows, width] float32."""
+        x = self._trunk.forward(inputs)
+        if inputs.span_tokens is None or inputs.span_cu_seqlens is None:
+            return self._head(x, inputs.cu_seqlens)
+        # A span's tokens stand for a sequence's: every way of pooling works on them as it is.
+        return self._head(x.index_select(0, inputs.span_tokens), inputs.span_cu_seqlens)
 
 
 def build_network(

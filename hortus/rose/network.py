@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 from torch import Tensor
 
 from hortus.types import Int32
@@ -26,6 +27,10 @@ class Inputs:
     """[T] int32, or None: all zero."""
     cu_seqlens: Tensor
     """[N + 1] int32; the last entry is T. A graph's padding tokens are its last sequence, whose row is ignored."""
+    span_tokens: Tensor | None = None
+    """[P] int32: the tokens of all spans, in order (see `ranges`). None: a row a sequence, from all its tokens."""
+    span_cu_seqlens: Tensor | None = None
+    """[rows + 1] int32: where each span ends among span_tokens; None exactly when those are."""
 
 
 class Network(Protocol):
@@ -37,7 +42,19 @@ class Network(Protocol):
         """Host work once a batch, outside any graph (attention backends that need it)."""
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """[N, width] float32 rows on the device: pooled, Dense modules applied; not cut, not finally normalised.
+        """[rows, width] float32 on the device, one a sequence or span: pooled, Dense modules applied.
+
+        Not cut, not finally normalised.
 
         Pure device work, no synchronisation on a GPU (it must be capturable).
         """
+
+
+def ranges(starts: Int32, lengths: Int32) -> tuple[Int32, Int32]:
+    """(starts[i] .. starts[i] + lengths[i] - 1 of every i, joined; cumulative lengths, from 0), both int32."""
+    cu = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=cu[1:])
+    joined = np.arange(cu[-1], dtype=np.int32)
+    if len(starts):
+        joined += np.repeat(np.subtract(starts, cu[:-1], dtype=np.int32), lengths)
+    return joined, cu

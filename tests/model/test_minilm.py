@@ -91,3 +91,28 @@ def test_bfloat16_is_close(minilm: Any, minilm_path: Path, open_ours: Any) -> No
     texts = [item["text"] for item in GOLDEN]
     assert ((rough.encode(texts) * minilm.encode(texts)).sum(1) > 0.999).all()
     assert rough.info.dtype == "bfloat16"
+
+
+def test_spans(minilm: Any, minilm_path: Path) -> None:
+    """A vector a token is the last hidden state; one of a range is its tokens' mean."""
+    import torch
+    from transformers import AutoModel
+
+    texts = [item["text"] for item in GOLDEN[:3]]
+    batch = minilm.batch(texts)
+    model = AutoModel.from_pretrained(minilm_path).eval()
+    with torch.inference_mode():
+        hidden = [
+            model(torch.from_numpy(part)[None]).last_hidden_state[0].numpy()
+            for part in np.split(batch.ids, batch.cu_seqlens[1:-1])
+        ]
+    packed = np.concatenate(hidden)
+    each = np.stack([np.arange(len(packed)), np.arange(1, len(packed) + 1)], 1).astype(np.int32)
+    tokens = TokenBatch(batch.ids, batch.cu_seqlens, None, each, batch.lengths)
+    assert np.abs(minilm.engine.step(tokens).result() - packed).max() < 1e-5
+    starts, ends = batch.cu_seqlens[:-1], batch.cu_seqlens[1:]
+    some = np.stack([starts + 1, ends - 1], 1).repeat(2, 0)
+    some[1::2, 1] = some[1::2, 0] + 1
+    chunks = TokenBatch(batch.ids, batch.cu_seqlens, None, some, np.full(len(batch), 2, np.int32))
+    want = np.stack([packed[a:b].mean(0) for a, b in some])
+    assert np.abs(minilm.engine.step(chunks).result() - want).max() < 1e-5

@@ -37,6 +37,8 @@ class Sums:
         assert inputs.ids.dtype == inputs.positions.dtype == types.dtype == torch.int32
         columns = [inputs.ids, inputs.positions, types, torch.ones_like(inputs.ids)]
         cu = inputs.cu_seqlens.tolist()
+        if inputs.span_tokens is not None:
+            columns, cu = [c[inputs.span_tokens] for c in columns], inputs.span_cu_seqlens.tolist()
         return torch.stack([torch.stack([c[a:b].sum() for c in columns]) for a, b in zip(cu, cu[1:])]).float()  # noqa: B905, RUF007
 
 
@@ -63,6 +65,25 @@ def test_rows_come_in_the_batches_order(lengths: list[int], typed: bool, most: i
     assert sorted(n for piece in network.pieces for n in piece) == sorted(lengths)
     assert all(sum(piece) <= most or len(piece) == 1 for piece in network.pieces)
     assert all(piece == sorted(piece) for piece in network.pieces)
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.sampled_from([1, 50, 10_000]), st.integers(0, 9))
+def test_spans_have_rows_of_their_own(lengths: list[int], most: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    batch = TokenBatch.of([rng.integers(0, 100, n).tolist() for n in lengths])
+    spans, counts = [], []
+    for start, n in zip(batch.cu_seqlens.tolist(), lengths, strict=False):
+        ends = np.sort(rng.choice(np.arange(1, n + 1), rng.integers(1, n + 1), replace=False)).tolist()
+        counts.append(len(ends))
+        spans += [(start + rng.integers(0, b), start + b) for b in ends]
+    batch = TokenBatch(batch.ids, batch.cu_seqlens, None, np.array(spans, np.int32), np.array(counts, np.int32))
+    before, cpu.PIECE_TOKENS = cpu.PIECE_TOKENS, most
+    try:
+        rows = engine().step(batch).result()
+    finally:
+        cpu.PIECE_TOKENS = before
+    assert rows[:, 0].tolist() == [batch.ids[a:b].sum() for a, b in spans]
+    assert rows[:, 3].tolist() == [b - a for a, b in spans]
 
 
 def test_cut_and_positions() -> None:
