@@ -14,10 +14,12 @@ import argparse
 import dataclasses
 import logging
 import os
+import signal
 import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 
 from hortus import __version__, config
 from hortus.child import fail, tie_to_parent
@@ -133,6 +135,11 @@ def configure_logging(level: str) -> None:
     )
 
 
+def _stop_early(number: int, frame: FrameType | None) -> None:
+    """A signal before the server has its own handlers: nothing has begun, so stopping is success."""
+    os._exit(0)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point. Returns the exit status: 0 done, 1 could not start, 2 bad usage."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -140,11 +147,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         from hortus.bench import main as bench_main
 
         return bench_main(words[1:])
+    if argv is None:  # not when called by a test or a program, whose handlers stay
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _stop_early)
     args = vars(parser().parse_args(words))
     command, model, file, parent = (args.pop(name, None) for name in ("command", "model", "config", "supervised"))
     flags = {name: ",".join(text) if isinstance(text, list) else text for name, text in args.items()}
+    environ = dict(os.environ)
+    if (named := environ.pop(config.ENV_PREFIX + "CONFIG", None)) and file is None:
+        file = Path(named)
     try:
-        settings = config.load(file=file, environ=os.environ, flags=flags)
+        settings = config.load(file=file, environ=environ, flags=flags)
         configure_logging(settings.ivy.log_level)
         if parent:
             tie_to_parent(parent)

@@ -202,8 +202,10 @@ class Scheduler:
     def _expire(self, work: _Request) -> None:
         waited_ms = (time.monotonic() - work.enqueued) * 1000
         where = "while it ran" if work.handed else f"in the queue, {self._queue.tokens} tokens wait"
+        # A request may be older than this: its chunks come one after another.
         error = DeadlineExceeded(
-            f"no answer after {waited_ms:.0f} ms (--timeout-s, or the client's own limit): {where}"
+            f"the request's time was up (--timeout-s, or the client's own limit) {waited_ms:.0f} ms after this part of it "
+            f"had been queued: {where}"
         )
         self._fail(work, error, "deadline_exceeded")
 
