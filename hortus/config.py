@@ -201,6 +201,12 @@ class RoseConfig:
         "work.",
         choices=("auto", "dummy"),
     )
+    kind: str = knob(
+        "auto",
+        "What a row is: embed (a vector), classify (logits: rerankers and classifiers), sparse (SPLADE). auto: as the "
+        "model's files say.",
+        choices=("auto", "embed", "classify", "sparse"),
+    )
     attention: str = knob(
         "auto",
         "Attention backend. auto follows the measured table; a name forces one and fails at start if it cannot run.",

@@ -57,6 +57,8 @@ class ModelFolder:
     """Longest input in tokens, special ones included, as sentence-transformers applies it."""
     truncate_dim: int | None = None
     """Values a row that sentence-transformers keeps when not told otherwise (after Normalize, not normalised again)."""
+    kind: str = "embed"
+    """What its files make of it: a kind of ModelInfo."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -72,8 +74,27 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-KINDS = ("Transformer", "Pooling", "Dense", "Normalize", "Dropout", "FlexibleQuantizer")
+KINDS = (
+    "Transformer",
+    "MLMTransformer",
+    "Pooling",
+    "SpladePooling",
+    "Dense",
+    "Normalize",
+    "Dropout",
+    "FlexibleQuantizer",
+)
 """Modules we know. FlexibleQuantizer is pplx-embed's own file: quantising is done at output, the file is never run."""
+
+SORTS = ("SentenceTransformer", "CrossEncoder", "SparseEncoder")
+"""Models of sentence-transformers that can be served."""
+
+_TASKS = {
+    "feature-extraction": ("embed", "last_hidden_state"),
+    "sequence-classification": ("classify", "logits"),
+    "fill-mask": ("sparse", "logits"),
+}
+"""What the Transformer module may be asked for -> the kind of model that it then is part of, the output that it reads."""
 
 _OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "mpnet", "data2vec-text")
 """Families whose first token has position pad_token_id + 1, so that many rows of the position table are never used."""
@@ -120,8 +141,8 @@ def _describe(path: Path, name: str, max_length: int | None) -> ModelFolder:
     if not config:
         raise StartError(f"{transformer}: no config.json; is this a model folder in Hugging Face's layout?")
     described = read_json(path / "config_sentence_transformers.json")
-    if (kind := described.get("model_type", "SentenceTransformer")) != "SentenceTransformer":
-        raise StartError(f"{path}: a {kind} of sentence-transformers; only SentenceTransformer models can be served")
+    if (sort := described.get("model_type", "SentenceTransformer")) not in SORTS:
+        raise StartError(f"{path}: a {sort} of sentence-transformers; supported: {', '.join(SORTS)}")
     prompts = described.get("prompts") or {}
     default = described.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(p, str | None) for p in prompts.values()):
@@ -131,10 +152,18 @@ def _describe(path: Path, name: str, max_length: int | None) -> ModelFolder:
             f"{path / 'config_sentence_transformers.json'}: default_prompt_name {default!r} is not one of the prompts "
             f"({', '.join(map(repr, prompts)) or 'there are none'})"
         )
+    # Without modules.json sentence-transformers makes its own modules and does not read this file.
+    settings = transformer_settings(transformer) if modules else {}
+    kind = kind_of(config, modules, sort)
+    task = settings.get("transformer_task")
+    if task is not None and _TASKS[task][0] != kind:
+        raise StartError(
+            f"{path}: transformer_task {task!r} does not go with its modules "
+            f"({', '.join(m.kind for m in modules)}), which make {kind} rows"
+        )
     limit, why = length_limit(
         config,
-        # Without modules.json sentence-transformers makes its own modules and does not read this file.
-        transformer_settings(transformer) if modules else {},
+        settings,
         read_json(transformer / "tokenizer_config.json"),
     )
     if max_length is not None and max_length > limit:
@@ -151,7 +180,26 @@ def _describe(path: Path, name: str, max_length: int | None) -> ModelFolder:
         default_prompt_name=default,
         max_tokens=max_length or limit,
         truncate_dim=truncate if isinstance(truncate, int) else None,
+        kind=kind,
     )
+
+
+def kind_of(config: dict[str, Any], modules: tuple[Module, ...], sort: str = "SentenceTransformer") -> str:
+    """A kind of ModelInfo, from config.json, modules.json, and whose folder sentence-transformers says it is. Pure.
+
+    A folder without modules is what its architecture is: a classifier's head gives logits, that of a masked language model
+    weights over the vocabulary (SPLADE).
+    """
+    if sort == "CrossEncoder":
+        return "classify"
+    if any(m.kind == "SpladePooling" for m in modules):
+        return "sparse"
+    if modules:
+        return "embed"
+    name = str((config.get("architectures") or [""])[0])
+    if name.endswith("ForSequenceClassification"):
+        return "classify"
+    return "sparse" if name.endswith("ForMaskedLM") else "embed"
 
 
 def read_modules(path: Path) -> tuple[Module, ...]:
@@ -180,9 +228,10 @@ def read_modules(path: Path) -> tuple[Module, ...]:
             raise StartError(f"{what}: path {str(inside)!r} leaves the model folder")
         here = path / inside
         # The quantizer's path is the model's own folder: that config.json is not the quantizer's.
-        own = read_json(here / "config.json") if kind in ("Pooling", "Dense", "Normalize") and inside.parts else {}
+        described = kind in ("Pooling", "SpladePooling", "Dense", "Normalize") and inside.parts
+        own = read_json(here / "config.json") if described else {}
         modules.append(Module(kind, here, own))
-    if not modules or modules[0].kind != "Transformer":
+    if not modules or modules[0].kind not in ("Transformer", "MLMTransformer"):
         raise StartError(f"{file}: the first module must be a Transformer")
     return tuple(modules)
 
@@ -192,11 +241,13 @@ def transformer_settings(transformer: Path) -> dict[str, Any]:
     for name in ST_CONFIGS:
         if found := read_json(transformer / name):
             task = found.get("transformer_task", "feature-extraction")
-            if task != "feature-extraction":
-                raise StartError(f"{transformer / name}: transformer_task {task!r} is not supported")
+            if task not in _TASKS:
+                raise StartError(
+                    f"{transformer / name}: transformer_task {task!r} is not supported; supported: {', '.join(_TASKS)}"
+                )
             text = (found.get("modality_config") or {}).get("text") or {}
-            output = text.get("method_output_name", "last_hidden_state")
-            if output not in ("last_hidden_state", None):
+            output = text.get("method_output_name")
+            if output not in (_TASKS[task][1], None):
                 raise StartError(f"{transformer / name}: method_output_name {output!r} is not supported")
             return found
     return {}

@@ -45,7 +45,9 @@ def open_engine(folder: ModelFolder, config: RoseConfig, metrics: Metrics | None
     torch.set_num_threads(config.threads or usable_cores())
     kit, attention = _kit(config, device, dtype)
     with torch.inference_mode():
-        network = build_network(folder, family, spec, kit, device=device, dtype=dtype, load_format=config.load_format)
+        network = build_network(
+            folder, family, spec, kit, device=device, dtype=dtype, load_format=config.load_format, kind=config.kind
+        )
     made = attention[0]
     network.longest_matters = getattr(made, "longest_matters", False)
     describe = getattr(made, "describe", lambda: "twin: plain PyTorch, the CPU's only one")
@@ -57,7 +59,9 @@ def open_engine(folder: ModelFolder, config: RoseConfig, metrics: Metrics | None
         max_tokens=folder.max_tokens,
         vocab_size=spec.vocab,
         normalize=network.head.normalize,
-        pooling="+".join(network.head.pooling),
+        kind=network.head.kind,
+        labels=network.head.labels,
+        pooling=network.head.pooling,
         dtype=str(dtype).removeprefix("torch."),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         attention=describe(),

@@ -177,8 +177,12 @@ class Dense:
 class Head:
     """The plan with its weights, on a device."""
 
+    kind = "embed"
+    labels: tuple[str, ...] = ()
+
     def __init__(self, plan: HeadPlan, ops: ModuleType, device: torch.device, load_format: str) -> None:
         self.plan = plan
+        self.width, self.normalize, self.pooling = plan.width, plan.normalize, "+".join(plan.pooling)
         self.parameters = 0
         self._ops = ops
         self._steps: list[Dense | None] = []

@@ -5,16 +5,17 @@ Does not know devices (it is given a Kit), batches, or what is inside a family.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from hortus.errors import StartError
 from hortus.folder import ModelFolder
-from hortus.rose import loader
+from hortus.rose import loader, logits
 from hortus.rose.heads import Head, plan_head
-from hortus.rose.models import Family, Kit, Spec, Trunk, find
+from hortus.rose.models import Family, Kit, Spec, Trunk, Weights, find
 from hortus.rose.network import Inputs
 from hortus.types import Int32
 
@@ -29,13 +30,28 @@ def read_spec(config: dict[str, Any]) -> tuple[Family, Spec]:
     return family, family.spec_from_config(config)
 
 
+class RowHead(Protocol):
+    """What makes rows of hidden states: heads.Head, logits.LogitHead, logits.SparseHead. Fields: see ModelInfo."""
+
+    kind: str
+    labels: tuple[str, ...]
+    width: int
+    normalize: bool
+    pooling: str
+    parameters: int
+    """Those that it read from files of its own."""
+
+    def __call__(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
+        """Hidden states [T, hidden] -> rows [N, width] float32."""
+
+
 class EmbeddingNetwork:
     """Trunk and head as one function: a Network."""
 
-    def __init__(self, trunk: Trunk, head: Head, parameters: int) -> None:
-        self._trunk, self._head = trunk, head
-        self.head = head.plan
-        self.width = head.plan.width
+    def __init__(self, trunk: Trunk, head: RowHead, parameters: int) -> None:
+        self._trunk = trunk
+        self.head = head
+        self.width = head.width
         self.parameters = parameters
         self.longest_matters = True
         """False when no attention backend reads max_seqlen inside a graph. Set by engine.py, read by gpu.py."""
@@ -47,9 +63,9 @@ class EmbeddingNetwork:
         """[rows, width] float32."""
         x = self._trunk.forward(inputs)
         if inputs.span_tokens is None or inputs.span_cu_seqlens is None:
-            return self._head(x, inputs.cu_seqlens)
+            return self.head(x, inputs.cu_seqlens)
         # A span's tokens stand for a sequence's: every way of pooling works on them as it is.
-        return self._head(x.index_select(0, inputs.span_tokens), inputs.span_cu_seqlens)
+        return self.head(x.index_select(0, inputs.span_tokens), inputs.span_cu_seqlens)
 
 
 def build_network(
@@ -61,10 +77,11 @@ def build_network(
     device: torch.device,
     dtype: torch.dtype,
     load_format: str = "auto",
+    kind: str = "auto",
 ) -> EmbeddingNetwork:
-    """The folder's model on a device. load_format: RoseConfig's. Raises StartError."""
-    head = Head(plan_head(folder, spec.hidden), kit.ops, device, load_format)  # first: it fails sooner
-    shapes = family.shapes(spec)
+    """The folder's model on a device. load_format, kind: RoseConfig's. Raises StartError."""
+    wanted, make_head = _head(folder, family, spec, kit, folder.kind if kind == "auto" else kind, device, load_format)
+    shapes = family.shapes(spec) | wanted
     if load_format == "dummy":
         weights = loader.dummy_weights(shapes, device=device, dtype=dtype)
     else:
@@ -77,7 +94,29 @@ def build_network(
             renames=family.renames,
             ignored=family.ignored,
         )
-    parameters = sum(w.numel() for w in weights.values()) + head.parameters
+    parameters = sum(w.numel() for w in weights.values())
+    head = make_head(weights)
     trunk = family.build(spec, weights, kit)
     assert not weights, f"the trunk left weights behind: {sorted(weights)[:4]}"
-    return EmbeddingNetwork(trunk, head, parameters)
+    return EmbeddingNetwork(trunk, head, parameters + head.parameters)
+
+
+def _head(
+    folder: ModelFolder, family: Family, spec: Spec, kit: Kit, kind: str, device: torch.device, load_format: str
+) -> tuple[dict[str, tuple[int, ...]], Callable[[Weights], RowHead]]:
+    """(tensors that the head wants of the trunk's files, what makes it and takes them out)."""
+    if kind == "embed":
+        made = Head(plan_head(folder, spec.hidden), kit.ops, device, load_format)
+        return {}, lambda _: made
+    if kind == "classify" and family.classifier is not None:
+        labels = logits.labels_of(folder.config)
+        classifier = family.classifier(spec, len(labels))
+        shapes = {name: shape for step in classifier.steps for name, shape in step.shapes.items()}
+        return shapes, lambda weights: logits.LogitHead(classifier, labels, weights, kit)
+    if kind == "sparse" and family.vocabulary is not None:
+        vocabulary = family.vocabulary(spec)
+        pooling, twice = logits.sparse_options(folder)
+        shapes = {name: shape for step in vocabulary.steps for name, shape in step.shapes.items()}
+        shapes |= {vocabulary.decoder: (spec.vocab, spec.hidden), vocabulary.bias: (spec.vocab,)}
+        return shapes, lambda weights: logits.SparseHead(vocabulary, weights, kit, pooling=pooling, twice=twice)
+    raise StartError(f"{folder.path}: a {kind} model of model_type {spec.model_type} is not supported (--kind)")

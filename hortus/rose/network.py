@@ -44,9 +44,7 @@ class Network(Protocol):
     def forward(self, inputs: Inputs) -> Tensor:
         """[rows, width] float32 on the device, one a sequence or span: pooled, Dense modules applied.
 
-        Not cut, not finally normalised.
-
-        Pure device work, no synchronisation on a GPU (it must be capturable).
+        Not cut, not finally normalised. Pure device work, no synchronisation on a GPU (it must be capturable).
         """
 
 

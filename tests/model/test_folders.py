@@ -207,11 +207,11 @@ def test_pplx_quantizer_is_left_to_the_output(tiny: Path, copy: Path, open_ours:
 
 
 def test_splade_tiny_trunk(open_ours: Any) -> None:
-    """A checkpoint with gamma and beta, a `bert.` prefix and an MLM head, and no modules.json: mean pooling."""
+    """A checkpoint with gamma and beta, a `bert.` prefix and an MLM head, and no modules.json: forced to embed: mean pooling."""
     from transformers import AutoTokenizer, BertModel
 
     path = package_folder("cognition", "model")
-    ours = open_ours(path)
+    ours = open_ours(path, kind="embed")
     model = BertModel.from_pretrained(path, add_pooling_layer=False).eval()
     tokenizer = AutoTokenizer.from_pretrained(path)
     want = []

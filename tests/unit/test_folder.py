@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hortus.errors import StartError
-from hortus.folder import length_limit, open_folder
+from hortus.folder import Module, kind_of, length_limit, open_folder
 
 BERT = {"model_type": "bert", "max_position_embeddings": 512}
 ST = "sentence_transformers.models."
@@ -101,14 +101,22 @@ def test_a_plain_transformers_folder(tmp_path: Path) -> None:
         ),
         ({"config": BERT, "config_sentence_transformers": {"default_prompt_name": "q"}}, "default_prompt_name 'q'"),
         ({"config": BERT, "config_sentence_transformers": {"prompts": ["q"]}}, "prompts must map"),
-        ({"config": BERT, "config_sentence_transformers": {"model_type": "CrossEncoder"}}, "a CrossEncoder"),
+        ({"config": BERT, "config_sentence_transformers": {"model_type": "Router"}}, "a Router of"),
         (
             {
                 "config": BERT,
                 "modules": modules((ST + "Transformer", "")),
                 "sentence_bert_config": {"transformer_task": "fill-mask"},
             },
-            "transformer_task 'fill-mask'",
+            r"transformer_task 'fill-mask' does not go with its modules \(Transformer\)",
+        ),
+        (
+            {
+                "config": BERT,
+                "modules": modules((ST + "Transformer", "")),
+                "sentence_bert_config": {"transformer_task": "translation"},
+            },
+            "transformer_task 'translation' is not supported",
         ),
     ],
 )
@@ -230,3 +238,16 @@ def test_hub_offline_names_the_flag(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     use(monkeypatch, Hub(tmp_path, {}, errors.LocalEntryNotFoundError("x")))
     with pytest.raises(StartError, match="--offline forbids"):
         open_folder("org/name", offline=True)
+
+
+def test_kinds() -> None:
+    def kind(architecture: str, *names: str, sort: str = "SentenceTransformer") -> str:
+        return kind_of({"architectures": [architecture]}, tuple(Module(n, Path("m"), {}) for n in names), sort)
+
+    assert kind("BertModel") == kind("Qwen3ForCausalLM") == "embed"
+    assert kind("XLMRobertaForSequenceClassification") == "classify"
+    assert kind("BertForMaskedLM") == "sparse"
+    assert kind("BertForMaskedLM", "Transformer", "Pooling") == "embed", "its modules say more than its architecture"
+    assert kind("BertForMaskedLM", "MLMTransformer", "SpladePooling") == "sparse"
+    assert kind("BertModel", "Transformer", sort="CrossEncoder") == "classify"
+    assert kind_of({}, ()) == "embed"

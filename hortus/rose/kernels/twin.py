@@ -166,10 +166,11 @@ def pool(x: Tensor, cu_seqlens: Tensor, mode: str) -> Tensor:
         index = cu[:-1] if mode == "cls" else cu[1:] - 1
         rows = x[index.clamp(0, x.shape[0] - 1)].float()
         return rows.masked_fill((cu.diff() == 0).unsqueeze(1), 0.0)
-    if mode == "mean" and len(cu_seqlens) == 2 and len(x):
-        return x.mean(0, keepdim=True, dtype=torch.float32)  # one short text: fewer calls
+    total_tokens = int(cu_seqlens[-1])
+    if mode == "mean" and len(cu_seqlens) == 2 and total_tokens:
+        return x[:total_tokens].mean(0, keepdim=True, dtype=torch.float32)  # one short text: fewer calls
     # A bag of rows is a sequence: one call, parallel over sequences, each summed in its order, 0 for an empty one.
-    at = torch.arange(int(cu_seqlens[-1]), device=x.device, dtype=cu_seqlens.dtype)
+    at = torch.arange(total_tokens, device=x.device, dtype=cu_seqlens.dtype)
     x = x.float()
     if mode in ("mean", "max"):
         return F.embedding_bag(at, x, cu_seqlens, mode=mode, include_last_offset=True)

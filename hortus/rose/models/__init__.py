@@ -10,7 +10,10 @@ The contract. A file `models/<name>.py` exposes one constant, `FAMILY: Family`, 
     prefixes, renames, ignored   how a checkpoint's names become those of `shapes`: see rose/loader.
 
 The trunk ends with the last hidden states (a final norm included). Pooling, Dense and Normalize come after it, the same
-for all families: rose/heads.
+for all families: rose/heads. Heads that end in logits differ by names only, and so are data of a family (rose/logits):
+
+    classifier(spec, labels)  the matrices from the pooled token to the logits, as in *ForSequenceClassification.
+    vocabulary(spec)          those of the masked language model's head, as in *ForMaskedLM.
 """
 
 from __future__ import annotations
@@ -80,6 +83,52 @@ class Trunk(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One matrix of a head: LayerNorm(activation(x W^T + b))."""
+
+    name: str
+    """Checkpoint name of the matrix, without `.weight`."""
+    inputs: int
+    outputs: int
+    activation: str | None = None
+    """A key of kernels.linear.ACTIVATIONS."""
+    bias: bool = True
+    norm: str | None = None
+    """Checkpoint name of the LayerNorm after it; None: there is none."""
+    eps: float = 1e-12
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        found: dict[str, tuple[int, ...]] = {self.name + ".weight": (self.outputs, self.inputs)}
+        if self.bias:
+            found[self.name + ".bias"] = (self.outputs,)
+        if self.norm is not None:
+            found |= {self.norm + ".weight": (self.outputs,), self.norm + ".bias": (self.outputs,)}
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Classifier:
+    """From a sequence's hidden states to its logits."""
+
+    pooling: str
+    """ops.pool's mode."""
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Vocabulary:
+    """From a token's hidden state to a logit for each entry of the vocabulary."""
+
+    steps: tuple[Step, ...]
+    decoder: str
+    """Checkpoint name of the last matrix, [vocabulary, hidden]."""
+    tied: bool
+    """It is one of the trunk's: the word embeddings."""
+    bias: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
     """One file's FAMILY. S below is the family's own Spec class."""
 
@@ -89,6 +138,10 @@ class Family:
     """S -> names and shapes."""
     build: Callable[[Any, Weights, Kit], Trunk]
     """(S, weights, kit) -> trunk."""
+    classifier: Callable[[Any, int], Classifier] | None = None
+    """(S, labels) -> its head; None: such models are not supported."""
+    vocabulary: Callable[[Any], Vocabulary] | None = None
+    """S -> its head; None: such models are not supported."""
     prefixes: tuple[str, ...] = ()
     """Checkpoint names may start with one of these (`model.`); stripped."""
     renames: tuple[tuple[str, str], ...] = ()

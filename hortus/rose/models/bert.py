@@ -16,7 +16,7 @@ from hortus.errors import StartError
 from hortus.rose.attention import Heads
 from hortus.rose.kernels.few import FEW_TOKENS, LayerWeights, Pair
 from hortus.rose.kernels.linear import Linear
-from hortus.rose.models import Family, Kit, Weights
+from hortus.rose.models import Classifier, Family, Kit, Step, Vocabulary, Weights
 from hortus.rose.network import Inputs
 from hortus.types import Int32
 
@@ -74,6 +74,8 @@ class BertSpec:
     """The row that a sequence's first token takes."""
     segments: int
     """Rows of the token type table; 0: there is none."""
+    tied: bool
+    """The masked language model's last matrix is the word embeddings'."""
 
     @property
     def names(self) -> dict[str, str]:
@@ -119,6 +121,7 @@ def spec_from_config(config: dict[str, Any]) -> BertSpec:
         positions=whole("max_position_embeddings", 512),
         first_position=0 if kind in ("bert", "distilbert") else whole("pad_token_id", 1) + 1,
         segments=0 if distil else whole("type_vocab_size", 2),
+        tied=config.get("tie_word_embeddings", True) is not False,
     )
 
 
@@ -223,10 +226,46 @@ def _layer(weights: LayerWeights, kit: Kit, activation: str) -> Layer:
     )
 
 
+def classifier(spec: BertSpec, labels: int) -> Classifier:
+    """*ForSequenceClassification: the first token, one matrix, one more."""
+    first, last, act = {
+        "bert": ("pooler.dense", "classifier", "tanh"),
+        "distilbert": ("pre_classifier", "classifier", "relu"),
+    }.get(spec.model_type, ("classifier.dense", "classifier.out_proj", "tanh"))
+    h = spec.hidden
+    steps = (Step(name=first, inputs=h, outputs=h, activation=act), Step(name=last, inputs=h, outputs=labels))
+    return Classifier(pooling="cls", steps=steps)
+
+
+def vocabulary(spec: BertSpec) -> Vocabulary:
+    """*ForMaskedLM: one matrix with a norm, then the vocabulary."""
+    act = spec.activation
+    name, norm, decoder, bias = {
+        "bert": (
+            "cls.predictions.transform.dense",
+            "cls.predictions.transform.LayerNorm",
+            "cls.predictions.decoder",
+            "cls.predictions.bias",
+        ),
+        "distilbert": ("vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias"),
+    }.get(spec.model_type, ("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias"))
+    if name == "lm_head.dense":
+        act = "gelu"  # whatever hidden_act says
+    h = spec.hidden
+    return Vocabulary(
+        steps=(Step(name=name, inputs=h, outputs=h, activation=act, norm=norm, eps=spec.eps),),
+        decoder=("embeddings.word_embeddings" if spec.tied else decoder) + ".weight",
+        tied=spec.tied,
+        bias=bias if spec.tied else decoder + ".bias",  # untied, the reference adds the decoder's own
+    )
+
+
 FAMILY = Family(
     spec_from_config=spec_from_config,
     shapes=shapes,
     build=Bert,
+    classifier=classifier,
+    vocabulary=vocabulary,
     prefixes=("bert.", "roberta.", "distilbert.", "model."),
     renames=(("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")),
     ignored=(

@@ -1,0 +1,140 @@
+"""Heads that end in logits: a classifier's, one row of labels a sequence, and SPLADE's, a weight a vocabulary entry.
+
+Which matrices there are is a family's data (models.Classifier, models.Vocabulary); how they are run is here. Logits are
+answered as they are: turning them into probabilities is the gateway's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hortus.errors import StartError
+from hortus.folder import ModelFolder
+from hortus.rose.kernels.linear import ACTIVATIONS
+from hortus.rose.models import Classifier, Kit, Step, Vocabulary, Weights
+
+VOCABULARY_AT_ONCE = 4096
+"""Entries whose logits are computed together: 2048 tokens of float32 then take 34 MB, not the 250 of BERT's whole vocabulary."""
+
+
+def labels_of(config: dict[str, Any]) -> tuple[str, ...]:
+    """A classifier's label names in order: config.json's id2label, else num_labels of them (transformers' default: 2)."""
+    named = config.get("id2label")
+    if isinstance(named, dict) and named:
+        try:
+            by_id = {int(k): str(v) for k, v in named.items()}
+        except ValueError:
+            by_id = {}
+        if sorted(by_id) != list(range(len(named))):
+            raise StartError(f"config.json: id2label must number the labels from 0, not {', '.join(map(str, named))}")
+        return tuple(by_id[i] for i in range(len(named)))
+    count = config.get("num_labels", 2)
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise StartError(f"config.json: num_labels must be a positive whole number, not {count!r}")
+    return tuple(f"LABEL_{i}" for i in range(count))
+
+
+class LogitHead:
+    """A classifier: pooled hidden states through a few matrices, in float32 (rows are few)."""
+
+    kind = "classify"
+    normalize = False
+    parameters = 0
+
+    def __init__(self, plan: Classifier, labels: tuple[str, ...], weights: Weights, kit: Kit) -> None:
+        self.labels = labels
+        self.width = len(labels)
+        self.pooling = plan.pooling
+        self._pool = kit.ops.pool
+        self._steps = [_Run(step, weights, torch.float32) for step in plan.steps]
+
+    def __call__(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
+        """Hidden states [T, hidden] -> logits [N, labels] float32."""
+        rows: Tensor = self._pool(x, cu_seqlens, self.pooling)
+        for step in self._steps:
+            rows = step(rows)
+        return rows
+
+
+class SparseHead:
+    """SPLADE: the greatest (or the sum) over a sequence's tokens of log(1 + relu(logit)), for each entry of the vocabulary.
+
+    Formal et al., arXiv 2109.10086 (max), 2107.05720 (sum); the second log1p: arXiv 2504.14839.
+    """
+
+    kind = "sparse"
+    normalize = False
+    parameters = 0
+    labels: tuple[str, ...] = ()
+
+    def __init__(
+        self, plan: Vocabulary, weights: Weights, kit: Kit, *, pooling: str = "max", twice: bool = False
+    ) -> None:
+        self._decoder = weights[plan.decoder] if plan.tied else weights.pop(plan.decoder)
+        self._bias = weights.pop(plan.bias)
+        self.width = self._decoder.shape[0]
+        self.pooling = pooling
+        self._twice = twice
+        self._pool = kit.ops.pool
+        self._steps = [_Run(step, weights, self._decoder.dtype) for step in plan.steps]
+
+    def __call__(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
+        """Hidden states [T, hidden] -> weights [N, vocabulary] float32, not negative."""
+        for step in self._steps:
+            x = step(x)
+        parts = zip(
+            torch.split(self._decoder, VOCABULARY_AT_ONCE), torch.split(self._bias, VOCABULARY_AT_ONCE), strict=True
+        )
+        return torch.cat([self._pooled(F.linear(x, weight, bias), cu_seqlens) for weight, bias in parts], 1)
+
+    def _pooled(self, logits: Tensor, cu_seqlens: Tensor) -> Tensor:
+        if self.pooling == "max":  # what comes after it keeps the order, and so may come after it
+            rows: Tensor = self._pool(logits, cu_seqlens, "max")
+            return self._activated(rows)
+        rows = self._pool(self._activated(logits.float()), cu_seqlens, "mean")
+        return rows * cu_seqlens.diff().unsqueeze(1)
+
+    def _activated(self, x: Tensor) -> Tensor:
+        x = x.relu().log1p()
+        return x.log1p() if self._twice else x
+
+
+def sparse_options(folder: ModelFolder) -> tuple[str, bool]:
+    """(max or sum, whether log1p is taken twice), as the folder's SpladePooling says; its default without one."""
+    for module in folder.modules:
+        if module.kind == "SpladePooling":
+            strategy = module.config.get("pooling_strategy", "max")
+            activation = module.config.get("activation_function", "relu")
+            for key, value, known in (
+                ("pooling_strategy", strategy, ("max", "sum")),
+                ("activation_function", activation, ("relu", "log1p_relu")),
+            ):
+                if value not in known:
+                    raise StartError(
+                        f"{module.path / 'config.json'}: {key} {value!r} is not supported; supported: {', '.join(known)}"
+                    )
+            return strategy, activation == "log1p_relu"
+    return "max", False
+
+
+class _Run:
+    """A Step with its weights."""
+
+    def __init__(self, step: Step, weights: Weights, dtype: torch.dtype) -> None:
+        self._weight = weights.pop(step.name + ".weight").to(dtype)
+        self._bias = weights.pop(step.name + ".bias").to(dtype) if step.bias else None
+        self._act = ACTIVATIONS[step.activation] if step.activation else None
+        self._norm = None
+        if step.norm is not None:
+            self._norm = weights.pop(step.norm + ".weight").to(dtype), weights.pop(step.norm + ".bias").to(dtype)
+        self._eps = step.eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = F.linear(x, self._weight, self._bias)
+        if self._act:
+            y = self._act(y)
+        return y if self._norm is None else F.layer_norm(y, y.shape[-1:], *self._norm, self._eps)
