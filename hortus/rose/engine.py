@@ -48,9 +48,8 @@ def open_engine(folder: ModelFolder, config: RoseConfig, metrics: Metrics | None
         network = build_network(
             folder, family, spec, kit, device=device, dtype=dtype, load_format=config.load_format, kind=config.kind
         )
-    made = attention[0]
-    network.longest_matters = getattr(made, "longest_matters", False)
-    describe = getattr(made, "describe", lambda: "twin: plain PyTorch, the CPU's only one")
+    network.longest_matters = any(getattr(a, "longest_matters", False) for a in attention)
+    describe = getattr(attention[0], "describe", lambda: "twin: plain PyTorch, the CPU's only one")
     info = ModelInfo(
         name=folder.name,
         revision=folder.revision,

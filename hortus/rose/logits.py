@@ -75,7 +75,7 @@ class SparseHead:
         self, plan: Vocabulary, weights: Weights, kit: Kit, *, pooling: str = "max", twice: bool = False
     ) -> None:
         self._decoder = weights[plan.decoder] if plan.tied else weights.pop(plan.decoder)
-        self._bias = weights.pop(plan.bias)
+        self._bias = None if plan.bias is None else weights.pop(plan.bias)
         self.width = self._decoder.shape[0]
         self.pooling = pooling
         self._twice = twice
@@ -86,10 +86,10 @@ class SparseHead:
         """Hidden states [T, hidden] -> weights [N, vocabulary] float32, not negative."""
         for step in self._steps:
             x = step(x)
-        parts = zip(
-            torch.split(self._decoder, VOCABULARY_AT_ONCE), torch.split(self._bias, VOCABULARY_AT_ONCE), strict=True
-        )
-        return torch.cat([self._pooled(F.linear(x, weight, bias), cu_seqlens) for weight, bias in parts], 1)
+        parts = torch.split(self._decoder, VOCABULARY_AT_ONCE)
+        biases = [None] * len(parts) if self._bias is None else torch.split(self._bias, VOCABULARY_AT_ONCE)
+        logits = (F.linear(x, weight, bias) for weight, bias in zip(parts, biases, strict=True))
+        return torch.cat([self._pooled(some, cu_seqlens) for some in logits], 1)
 
     def _pooled(self, logits: Tensor, cu_seqlens: Tensor) -> Tensor:
         if self.pooling == "max":  # what comes after it keeps the order, and so may come after it
@@ -130,7 +130,8 @@ class _Run:
         self._act = ACTIVATIONS[step.activation] if step.activation else None
         self._norm = None
         if step.norm is not None:
-            self._norm = weights.pop(step.norm + ".weight").to(dtype), weights.pop(step.norm + ".bias").to(dtype)
+            bias = weights.pop(step.norm + ".bias").to(dtype) if step.norm_bias else None
+            self._norm = weights.pop(step.norm + ".weight").to(dtype), bias
         self._eps = step.eps
 
     def __call__(self, x: Tensor) -> Tensor:

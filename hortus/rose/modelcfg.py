@@ -117,6 +117,8 @@ def _head(
         vocabulary = family.vocabulary(spec)
         pooling, twice = logits.sparse_options(folder)
         shapes = {name: shape for step in vocabulary.steps for name, shape in step.shapes.items()}
-        shapes |= {vocabulary.decoder: (spec.vocab, spec.hidden), vocabulary.bias: (spec.vocab,)}
+        shapes[vocabulary.decoder] = (spec.vocab, spec.hidden)
+        if vocabulary.bias is not None:
+            shapes[vocabulary.bias] = (spec.vocab,)
         return shapes, lambda weights: logits.SparseHead(vocabulary, weights, kit, pooling=pooling, twice=twice)
     raise StartError(f"{folder.path}: a {kind} model of model_type {spec.model_type} is not supported (--kind)")

@@ -37,6 +37,7 @@ _FILES = {
     "bert": "bert",
     "camembert": "bert",
     "distilbert": "bert",
+    "modernbert": "modernbert",
     "roberta": "bert",
     "xlm-roberta": "bert",
     "qwen3": "qwen3",
@@ -44,6 +45,18 @@ _FILES = {
 }
 
 Weights = dict[str, Tensor]
+
+ACTIVATION_NAMES = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+"""An activation as config.json calls it -> a key of kernels.linear.ACTIVATIONS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +108,7 @@ class Step:
     bias: bool = True
     norm: str | None = None
     """Checkpoint name of the LayerNorm after it; None: there is none."""
+    norm_bias: bool = True
     eps: float = 1e-12
 
     @property
@@ -103,7 +117,9 @@ class Step:
         if self.bias:
             found[self.name + ".bias"] = (self.outputs,)
         if self.norm is not None:
-            found |= {self.norm + ".weight": (self.outputs,), self.norm + ".bias": (self.outputs,)}
+            found[self.norm + ".weight"] = (self.outputs,)
+            if self.norm_bias:
+                found[self.norm + ".bias"] = (self.outputs,)
         return found
 
 
@@ -125,7 +141,7 @@ class Vocabulary:
     """Checkpoint name of the last matrix, [vocabulary, hidden]."""
     tied: bool
     """It is one of the trunk's: the word embeddings."""
-    bias: str
+    bias: str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,20 +16,9 @@ from hortus.errors import StartError
 from hortus.rose.attention import Heads
 from hortus.rose.kernels.few import FEW_TOKENS, LayerWeights, Pair
 from hortus.rose.kernels.linear import Linear
-from hortus.rose.models import Classifier, Family, Kit, Step, Vocabulary, Weights
+from hortus.rose.models import ACTIVATION_NAMES, Classifier, Family, Kit, Step, Vocabulary, Weights
 from hortus.rose.network import Inputs
 from hortus.types import Int32
-
-_ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-}
 
 _BERT_NAMES = {
     "layer": "encoder.layer.",
@@ -101,9 +90,9 @@ def spec_from_config(config: dict[str, Any]) -> BertSpec:
         if config.get(key):
             raise StartError(f"config.json of {kind}: {key} is not supported: only encoders are")
     act = config.get("activation" if distil else "hidden_act", "gelu")
-    if act not in _ACTIVATIONS:
+    if act not in ACTIVATION_NAMES:
         raise StartError(
-            f"config.json of {kind}: activation {act!r} is not supported; supported: {', '.join(_ACTIVATIONS)}"
+            f"config.json of {kind}: activation {act!r} is not supported; supported: {', '.join(ACTIVATION_NAMES)}"
         )
     hidden = whole("dim" if distil else "hidden_size")
     heads = whole("n_heads" if distil else "num_attention_heads")
@@ -117,7 +106,7 @@ def spec_from_config(config: dict[str, Any]) -> BertSpec:
         vocab=whole("vocab_size"),
         heads=Heads(heads=heads, kv_heads=heads, head_dim=hidden // heads),
         eps=1e-12 if distil else float(config.get("layer_norm_eps", 1e-12)),
-        activation=_ACTIVATIONS[act],
+        activation=ACTIVATION_NAMES[act],
         positions=whole("max_position_embeddings", 512),
         first_position=0 if kind in ("bert", "distilbert") else whole("pad_token_id", 1) + 1,
         segments=0 if distil else whole("type_vocab_size", 2),

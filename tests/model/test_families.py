@@ -1,0 +1,114 @@
+"""A tiny random model of each further family against transformers: hidden states, logits, weights over the vocabulary."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from hortus.config import RoseConfig  # noqa: E402
+from hortus.errors import StartError  # noqa: E402
+from hortus.folder import open_folder  # noqa: E402
+from hortus.rose.engine import open_engine  # noqa: E402
+from hortus.types import TokenBatch  # noqa: E402
+
+SIZES = {
+    "vocab_size": 500,
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+}
+SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+MODERN = SIZES | SPECIAL | {"initializer_range": 0.2, "local_attention": 16}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "modernbert": ("ModernBert", MODERN),
+    "modernbert, biases": (
+        "ModernBert",
+        MODERN
+        | {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "classifier_bias": True, "decoder_bias": False}
+        | {"classifier_pooling": "mean", "tie_word_embeddings": False, "hidden_activation": "relu", "norm_eps": 1e-3},
+    ),
+    "modernbert, all layers see all": ("ModernBert", MODERN | {"global_attn_every_n_layers": 1}),
+}
+
+
+def batch_of(vocab: int = 500) -> TokenBatch:
+    rng = np.random.default_rng(0)
+    return TokenBatch.of([rng.integers(3, vocab, n).tolist() for n in (1, 2, 9, 16, 33, 200, 9)])
+
+
+def written(path: Path, case: str, head: str) -> Any:
+    """A random model of a case in `path`: biases and norms random too."""
+    name, config = CASES[case]
+    torch.manual_seed(0)
+    model = getattr(transformers, name + head)(getattr(transformers, name + "Config")(**config)).eval()
+    with torch.no_grad():
+        for key, weight in model.named_parameters():
+            if weight.ndim == 1:
+                weight.copy_(torch.randn(weight.shape) * 0.3 + ("bias" not in key))
+    model.save_pretrained(path)
+    return model
+
+
+def each(model: Any, field: str, batch: TokenBatch) -> list[Any]:
+    with torch.inference_mode():
+        return [model(torch.from_numpy(part)[None])[field][0] for part in np.split(batch.ids, batch.cu_seqlens[1:-1])]
+
+
+def check(path: Path, rows: list[Any], kind: str) -> None:
+    engine = open_engine(open_folder(str(path)), RoseConfig())
+    assert engine.info.kind == kind
+    want = np.stack([row.numpy() for row in rows])
+    got = engine.step(batch_of()).result()
+    assert np.abs(got - want).max() < 1e-5 * max(1.0, np.abs(want).max())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_hidden_states(case: str, tmp_path: Path) -> None:
+    model = written(tmp_path, case, "Model")
+    check(tmp_path, [x.mean(0) for x in each(model, "last_hidden_state", batch_of())], "embed")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits(case: str, tmp_path: Path) -> None:
+    check(tmp_path, each(written(tmp_path, case, "ForSequenceClassification"), "logits", batch_of()), "classify")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_sparse(case: str, tmp_path: Path) -> None:
+    model = written(tmp_path, case, "ForMaskedLM")
+    check(tmp_path, [x.relu().log1p().amax(0) for x in each(model, "logits", batch_of())], "sparse")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"layer_types": ["full_attention"]}, "layer_types must be 4 times one of full_attention, sliding_attention"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope type 'yarn'"),
+        ({"hidden_activation": "xielu"}, "hidden_activation must be one of gelu, .*, not 'xielu'"),
+        ({"classifier_pooling": "max"}, "classifier_pooling must be cls or mean"),
+        ({"num_attention_heads": 5}, "does not make 5 heads"),
+    ],
+)
+def test_modernbert_refuses(change: dict[str, Any], told: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "modernbert"} | MODERN | change))
+    with pytest.raises(StartError, match=told):
+        open_engine(open_folder(str(tmp_path)), RoseConfig(load_format="dummy"))
+
+
+def test_modernbert_of_transformers_4(tmp_path: Path) -> None:
+    """Its config names the bases apart and says how often a layer sees all."""
+    model = written(tmp_path, "modernbert", "Model")
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["layer_types"], config["rope_parameters"]
+    config |= {"global_rope_theta": 160000.0, "local_rope_theta": 10000.0, "global_attn_every_n_layers": 3}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    check(tmp_path, [x.mean(0) for x in each(model, "last_hidden_state", batch_of())], "embed")
