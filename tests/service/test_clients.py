@@ -18,6 +18,13 @@ from small_models import pplx_folder
 from hortus.tulip.fake import FakeEngine, fake_rows
 from hortus.types import TokenBatch
 
+
+@pytest.fixture(autouse=True)
+def online(monkeypatch):
+    """huggingface_hub refuses even this machine's address when HF_HUB_OFFLINE is set, as it often is where tests run."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+
+
 TEXTS = ["The cat sits on the mat.", "joyeux noël", "It rains."]
 
 

@@ -180,7 +180,16 @@ async def test_a_gateway_that_does_not_read_holds_up_only_itself(world: Garden):
         call = connection.stream_stream(wire.ENCODE)()
         for number in range(1, 9):
             await call.write(wire.pack_asks(wire.Asks([wire.Ask(number, many)])))
-            await until(lambda n=number: sum(s for s, _ in tulip.engine.shapes) >= min(n, 3) * len(many))
+            # One after the other, so that none is already in when the stream stops being read.
+            await until(
+                lambda n=number: (
+                    any(not s._room.is_set() for s in tulip.server._streams)
+                    or (
+                        sum(s for s, _ in tulip.engine.shapes) >= n * len(many)
+                        and not any(s._live for s in tulip.server._streams)
+                    )
+                )
+            )
         await until(lambda: any(s._unsent_bytes > wire.MAX_MESSAGE_BYTES for s in tulip.server._streams))
         [stream] = [s for s in tulip.server._streams if s._unsent_bytes]
         await asyncio.sleep(0.3)  # nothing more is to happen
