@@ -263,7 +263,7 @@ def length_limit(config: dict[str, Any], settings: dict[str, Any], tokenizer: di
     def number(value: object) -> int | None:
         return int(value) if isinstance(value, int | float) and 0 < value < _NO_LIMIT else None
 
-    positions = number(config.get("max_position_embeddings"))
+    positions = number(config.get("max_position_embeddings", config.get("n_positions")))
     if positions is not None and config.get("model_type") in _OFFSET_POSITIONS:
         pad = config.get("pad_token_id")
         positions -= (pad if isinstance(pad, int) else 1) + 1

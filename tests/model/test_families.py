@@ -36,6 +36,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "classifier_bias": True, "decoder_bias": False}
         | {"classifier_pooling": "mean", "tie_word_embeddings": False, "hidden_activation": "relu", "norm_eps": 1e-3},
     ),
+    "nomic_bert": ("NomicBert", SIZES | {"pad_token_id": 0}),
+    "nomic_bert, relu": ("NomicBert", SIZES | {"pad_token_id": 0, "hidden_act": "relu", "layer_norm_eps": 1e-3}),
+    "gte": ("Gte", SIZES),
+    "gte, no segments": (
+        "Gte",
+        SIZES
+        | {"type_vocab_size": 0, "hidden_act": "silu", "tie_word_embeddings": False}
+        | {"rope_parameters": {"rope_theta": 500.0, "rope_type": "default"}},
+    ),
     "modernbert, all layers see all": ("ModernBert", MODERN | {"global_attn_every_n_layers": 1}),
 }
 
@@ -112,3 +121,35 @@ def test_modernbert_of_transformers_4(tmp_path: Path) -> None:
     config |= {"global_rope_theta": 160000.0, "local_rope_theta": 10000.0, "global_attn_every_n_layers": 3}
     (tmp_path / "config.json").write_text(json.dumps(config))
     check(tmp_path, [x.mean(0) for x in each(model, "last_hidden_state", batch_of())], "embed")
+
+
+def test_nomic_bert_as_first_published(tmp_path: Path) -> None:
+    """The config.json of the first checkpoints, whose switches are refused where they are set otherwise."""
+    model = written(tmp_path, "nomic_bert", "Model")
+    config = {
+        "model_type": "nomic_bert", "architectures": ["NomicBertModel"], "activation_function": "swiglu",
+        "n_embd": 32, "n_head": 4, "n_layer": 4, "n_inner": 48, "n_positions": 2048, "vocab_size": 500,
+        "layer_norm_epsilon": 1e-12, "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0, "prenorm": False,
+        "rotary_emb_interleaved": False, "qkv_proj_bias": False, "type_vocab_size": 2, "rotary_scaling_factor": None,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    check(tmp_path, [x.mean(0) for x in each(model, "last_hidden_state", batch_of())], "embed")
+    for key, value in (("prenorm", True), ("rotary_scaling_factor", 2)):
+        (tmp_path / "config.json").write_text(json.dumps(config | {key: value}))
+        with pytest.raises(StartError, match=f"{key} {value} is not supported"):
+            open_engine(open_folder(str(tmp_path)), RoseConfig())
+
+
+@pytest.mark.parametrize("case", ["nomic_bert", "gte", "gte, no segments"])
+def test_segments(case: str, tmp_path: Path) -> None:
+    name, config = CASES[case]
+    CASES["segments"] = name, config | ({"type_vocab_size": 2} if config.get("type_vocab_size") != 0 else {})
+    model = written(tmp_path, "segments", "Model")
+    batch = batch_of().slice(2, 3)
+    types = np.arange(9, dtype=np.uint8) // 5
+    with torch.inference_mode():
+        ids = torch.from_numpy(batch.ids)[None]
+        want = model(ids, token_type_ids=torch.from_numpy(types)[None].long()).last_hidden_state[0].mean(0).numpy()
+    engine = open_engine(open_folder(str(tmp_path)), RoseConfig())
+    got = engine.step(TokenBatch(batch.ids, batch.cu_seqlens, types)).result()[0]
+    assert np.abs(got - want).max() < 1e-5 * max(1.0, np.abs(want).max())
