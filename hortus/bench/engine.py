@@ -1,4 +1,4 @@
-"""`hortus bench engine`: is the GPU engine right, then how fast, on the shapes of pplx-embed. For a machine lent by the minute.
+"""`hortus bench engine`: is the GPU engine right, then how fast, on the shapes of pplx-embed. For a machine paid by the minute.
 
 The physics first. A 0.6B model reads 0.9 GB of matrices a step: 0.2 ms at 4.3 TB/s, while a step of 128 tokens has some
 230 kernels, so below 256 tokens the gaps between kernels decide. From 512 tokens on the matrices' arithmetic does: 0.9
