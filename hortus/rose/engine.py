@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from hortus.config import RoseConfig
 from hortus.errors import RequestError, StartError
 from hortus.folder import ModelFolder
 from hortus.metrics import Metrics
-from hortus.rose.attention import Attention, Heads
+from hortus.rose.attention import Attention, Bias, Heads
 from hortus.rose.attention.twin import TwinAttention
 from hortus.rose.cpu import BATCH_TOKENS, CpuEngine
 from hortus.rose.kernels import linear, twin
@@ -105,25 +104,25 @@ def _kit(config: RoseConfig, device: torch.device, dtype: torch.dtype) -> tuple[
     """What the device gives a trunk, and the attention backends made through it."""
     made: list[Attention] = []
 
-    def noted(make: Callable[[Heads], Attention]) -> Callable[[Heads], Attention]:
-        def run(heads: Heads) -> Attention:
-            made.append(make(heads))
-            return made[-1]
-
-        return run
+    def open_twin(heads: Heads, bias: Bias | None = None) -> Attention:
+        made.append(TwinAttention(heads, bias))
+        return made[-1]
 
     if device.type == "cpu":
         short = few if dtype == torch.float32 else None
-        return Kit(ops=twin, linear=linear.swapped, attention=noted(TwinAttention), few=short), made
+        return Kit(ops=twin, linear=linear.swapped, attention=open_twin, few=short), made
     from hortus.rose.attention.pick import open_attention
     from hortus.rose.kernels import fused
 
     limit = config.graph_max_tokens if config.cuda_graphs else 0
 
-    def open_gpu(heads: Heads) -> Attention:
-        return open_attention(config.attention, heads, device=device, dtype=dtype, graph_max_tokens=limit)
+    def open_gpu(heads: Heads, bias: Bias | None = None) -> Attention:
+        if bias is not None:
+            raise StartError("this model adds a bias to attention, which no GPU backend does; use --device cpu")
+        made.append(open_attention(config.attention, heads, device=device, dtype=dtype, graph_max_tokens=limit))
+        return made[-1]
 
-    return Kit(ops=fused, linear=linear.plain, attention=noted(open_gpu)), made
+    return Kit(ops=fused, linear=linear.plain, attention=open_gpu), made
 
 
 def _engine(

@@ -30,6 +30,15 @@ class Heads:
         return 1.0 / math.sqrt(self.head_dim)
 
 
+class Bias(Protocol):
+    def __call__(self, length: int) -> Tensor:
+        """What is added to a sequence's scores: [heads, length, length], query by key."""
+
+
+class AttentionFactory(Protocol):
+    def __call__(self, heads: Heads, bias: Bias | None = None) -> Attention: ...
+
+
 class Attention(Protocol):
     """A backend, made for one Heads and one device. May keep the plan of the current batch."""
 

@@ -13,23 +13,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hortus.rose.attention import Heads
+from hortus.rose.attention import Bias, Heads
 from hortus.types import Int32
 
 
 class TwinAttention:
     name = "twin"
 
-    def __init__(self, heads: Heads) -> None:
-        self._heads = heads
+    def __init__(self, heads: Heads, bias: Bias | None = None) -> None:
+        assert bias is None or (heads.window is None and not heads.causal), "no model has both a bias and a mask"
+        self._heads, self._bias = heads, bias
         self._runs: list[tuple[int, int, int]] = []
         """(first token, sequences, length) of each run of equal lengths; empty sequences left out."""
         self._masks: dict[int, Tensor] = {}
-        """length -> window mask, for this batch."""
+        """length -> window mask, or bias, for this batch."""
 
     def plan(self, cu_seqlens_cpu: Int32, cu_seqlens: Tensor, max_seqlen: int) -> None:
         self._runs = runs(cu_seqlens_cpu.tolist())
         self._masks = {}
+        if self._bias is not None:
+            self._masks = {length: self._bias(length) for length in {length for _, _, length in self._runs}}
         if (window := self._heads.window) is not None:
             for _, _, length in self._runs:
                 if length not in self._masks:

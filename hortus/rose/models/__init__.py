@@ -27,7 +27,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from hortus.errors import StartError
-from hortus.rose.attention import Attention, Heads
+from hortus.rose.attention import AttentionFactory, Heads
 from hortus.rose.kernels.few import FewFactory
 from hortus.rose.kernels.linear import LinearFactory
 from hortus.rose.network import Inputs
@@ -39,6 +39,7 @@ _FILES = {
     "distilbert": "bert",
     "gte": "rotary_bert",
     "modernbert": "modernbert",
+    "mpnet": "bert",
     "nomic_bert": "rotary_bert",
     "roberta": "bert",
     "xlm-roberta": "bert",
@@ -69,7 +70,7 @@ class Kit:
     """kernels.twin or kernels.fused."""
     linear: LinearFactory
     """kernels.linear.plain, or a device's own."""
-    attention: Callable[[Heads], Attention]
+    attention: AttentionFactory
     few: FewFactory | None = None
     """A way of its own through all post-norm layers for few tokens, where the device has one."""
 

@@ -1,7 +1,7 @@
-"""BERT and those built like it: RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT.
+"""BERT and those built like it: RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, MPNet.
 
 Learned positions, full attention, a LayerNorm after each residual sum (Devlin et al., arXiv 1810.04805). What differs is
-data: the names of the tensors, where positions start, whether there are segments.
+data: the names of the tensors, where positions start, whether there are segments, or a bias by distance (MPNet).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hortus.errors import StartError
 from hortus.rose.attention import Heads
+from hortus.rose.attention.relative import RelativeBias
 from hortus.rose.kernels.few import FEW_TOKENS, LayerWeights, Pair
 from hortus.rose.kernels.linear import Linear
 from hortus.rose.models import ACTIVATION_NAMES, Classifier, Family, Kit, Step, Vocabulary, Weights
@@ -42,6 +43,16 @@ _DISTILBERT_NAMES = {
     "down": "ffn.lin2",
     "norm": "output_layer_norm",
 }
+_MPNET_NAMES = _BERT_NAMES | {
+    "query": "attention.attn.q",
+    "key": "attention.attn.k",
+    "value": "attention.attn.v",
+    "out": "attention.attn.o",
+    "attention_norm": "attention.LayerNorm",
+}
+_RELATIVE = "encoder.relative_attention_bias.weight"
+_BUCKETS = 32
+"""MPNet's code divides distances into so many, whatever its config.json says."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,13 +79,18 @@ class BertSpec:
 
     @property
     def names(self) -> dict[str, str]:
-        return _DISTILBERT_NAMES if self.model_type == "distilbert" else _BERT_NAMES
+        return {"distilbert": _DISTILBERT_NAMES, "mpnet": _MPNET_NAMES}.get(self.model_type, _BERT_NAMES)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that has positions."""
+        return self.positions - self.first_position
 
 
 def spec_from_config(config: dict[str, Any]) -> BertSpec:
     """config.json -> BertSpec; StartError names the key at fault. Defaults are transformers'."""
     kind = config["model_type"]
-    distil = kind == "distilbert"
+    distil, mpnet = kind == "distilbert", kind == "mpnet"
 
     def whole(key: str, default: int | None = None) -> int:
         value = config.get(key, default)
@@ -94,6 +110,8 @@ def spec_from_config(config: dict[str, Any]) -> BertSpec:
         raise StartError(
             f"config.json of {kind}: activation {act!r} is not supported; supported: {', '.join(ACTIVATION_NAMES)}"
         )
+    if mpnet and config.get("relative_attention_num_buckets", _BUCKETS) != _BUCKETS:
+        raise StartError(f"config.json of {kind}: relative_attention_num_buckets must be {_BUCKETS}")
     hidden = whole("dim" if distil else "hidden_size")
     heads = whole("n_heads" if distil else "num_attention_heads")
     if not heads or hidden % heads:
@@ -108,8 +126,8 @@ def spec_from_config(config: dict[str, Any]) -> BertSpec:
         eps=1e-12 if distil else float(config.get("layer_norm_eps", 1e-12)),
         activation=ACTIVATION_NAMES[act],
         positions=whole("max_position_embeddings", 512),
-        first_position=0 if kind in ("bert", "distilbert") else whole("pad_token_id", 1) + 1,
-        segments=0 if distil else whole("type_vocab_size", 2),
+        first_position=2 if mpnet else 0 if kind in ("bert", "distilbert") else whole("pad_token_id", 1) + 1,
+        segments=0 if distil or mpnet else whole("type_vocab_size", 2),
         tied=config.get("tie_word_embeddings", True) is not False,
     )
 
@@ -125,6 +143,8 @@ def shapes(spec: BertSpec) -> dict[str, tuple[int, ...]]:
     }
     if spec.segments:
         found["embeddings.token_type_embeddings.weight"] = (spec.segments, h)
+    if spec.model_type == "mpnet":
+        found[_RELATIVE] = (_BUCKETS, spec.heads.heads)
     sizes = {"query": (h, h), "key": (h, h), "value": (h, h), "out": (h, h), "attention_norm": (h,)}
     sizes |= {"up": (spec.intermediate, h), "down": (h, spec.intermediate), "norm": (h,)}
     for layer in range(spec.layers):
@@ -151,7 +171,9 @@ class Bert:
 
     def __init__(self, spec: BertSpec, weights: Weights, kit: Kit) -> None:
         self._spec, self._ops = spec, kit.ops
-        self._attention = kit.attention(spec.heads)
+        relative = weights.pop(_RELATIVE, None)
+        bias = None if relative is None else RelativeBias(relative, spec.longest)
+        self._attention = kit.attention(spec.heads, bias)
         self._word = weights.pop("embeddings.word_embeddings.weight")
         self._position = weights.pop("embeddings.position_embeddings.weight")[spec.first_position :].contiguous()
         self._segment = weights.pop("embeddings.token_type_embeddings.weight") if spec.segments else None
@@ -160,7 +182,7 @@ class Bert:
         self._norm = weights.pop("embeddings.LayerNorm.weight"), weights.pop("embeddings.LayerNorm.bias")
         layers = [_weights(spec, weights, f"{spec.names['layer']}{n}.") for n in range(spec.layers)]
         self._layers = [_layer(w, kit, spec.activation) for w in layers]
-        self._few = kit.few(layers, spec.heads, spec.eps, spec.activation) if kit.few else None
+        self._few = kit.few(layers, spec.heads, spec.eps, spec.activation, bias) if kit.few else None
         self._cu_seqlens_cpu: Int32 | None = None
 
     def plan(self, cu_seqlens_cpu: Int32, cu_seqlens: Tensor, max_seqlen: int) -> None:
@@ -255,7 +277,7 @@ FAMILY = Family(
     build=Bert,
     classifier=classifier,
     vocabulary=vocabulary,
-    prefixes=("bert.", "roberta.", "distilbert.", "model."),
+    prefixes=("bert.", "roberta.", "distilbert.", "mpnet.", "model."),
     renames=(("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")),
     ignored=(
         r"pooler\..*",
