@@ -6,6 +6,7 @@ transformers' ModernBertModel for the details).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hortus.errors import StartError
-from hortus.rose.attention import Attention, Heads
+from hortus.rose.attention import Heads
 from hortus.rose.kernels.linear import ACTIVATIONS, Linear
 from hortus.rose.models import ACTIVATION_NAMES, Classifier, Family, Kit, Step, Vocabulary, Weights
 from hortus.rose.models.qwen3 import rotary_tables
@@ -153,10 +154,9 @@ class Layer:
     """One block."""
 
     attention_norm: Norm | None
-    qkv: Linear
-    attention: Attention
-    cos: Tensor
-    sin: Tensor
+    qkv: Callable[[Tensor, Any], Tensor]
+    """(input, the step's angles) -> q, k and v; q and k turned."""
+    windowed: bool
     out: Linear
     mlp_norm: Norm
     up: Linear
@@ -174,51 +174,48 @@ class ModernBert:
         self._norm = _norm(weights, "embeddings.norm")
         self._final_norm = _norm(weights, "final_norm")
         h, device = spec.heads, self._word.device
-        # By kind of layer: sees all, or a window.
-        kinds = (h, Heads(heads=h.heads, kv_heads=h.kv_heads, head_dim=h.head_dim, window=spec.window))
-        seen = {w: (kit.attention(kinds[w]), rotary_tables(spec.thetas[w], h.head_dim, spec.positions, device))
-                for w in sorted(set(spec.windowed))}  # fmt: skip
-        self._attentions = [attention for attention, _ in seen.values()]
-        self._layers = []
-        for n, windowed in enumerate(spec.windowed):
-            at = f"layers.{n}."
-            attention, (cos, sin) = seen[windowed]
-            self._layers.append(
-                Layer(
-                    attention_norm=_norm(weights, at + "attn_norm") if n else None,
-                    qkv=_linear(weights, kit, at + "attn.Wqkv"),
-                    attention=attention,
-                    cos=cos,
-                    sin=sin,
-                    out=_linear(weights, kit, at + "attn.Wo"),
-                    mlp_norm=_norm(weights, at + "mlp_norm"),
-                    up=_linear(weights, kit, at + "mlp.Wi"),
-                    down=_linear(weights, kit, at + "mlp.Wo"),
-                )
-            )
+        kinds = {False: h, True: Heads(heads=h.heads, kv_heads=h.kv_heads, head_dim=h.head_dim, window=spec.window)}
+        self._attention = {w: kit.attention(kinds[w]) for w in sorted(set(spec.windowed))}
+        self._rotary = {
+            w: kit.ops.Rotary(*rotary_tables(spec.thetas[w], h.head_dim, spec.positions, device))
+            for w in self._attention
+        }
+        self._layers = [_layer(spec, weights, kit, n, self._rotary[w]) for n, w in enumerate(spec.windowed)]
 
     def plan(self, cu_seqlens_cpu: Int32, cu_seqlens: Tensor, max_seqlen: int) -> None:
-        for attention in self._attentions:
+        for attention in self._attention.values():
             attention.plan(cu_seqlens_cpu, cu_seqlens, max_seqlen)
 
     def forward(self, inputs: Inputs) -> Tensor:
         """[T, hidden] after the final norm."""
         ops, eps, h = self._ops, self._spec.eps, self._spec.heads
         x: Tensor = ops.embed_layer_norm(inputs.ids, inputs.positions, None, self._word, None, None, *self._norm, eps)
+        angles = {windowed: rotary.at(inputs.positions) for windowed, rotary in self._rotary.items()}
         for layer in self._layers:
             y = x if layer.attention_norm is None else self._normed(x, layer.attention_norm)
-            qkv = layer.qkv(y).contiguous()  # [T, 3 heads head_dim]
-            ops.qk_norm_rope_(
-                qkv, None, None, layer.cos, layer.sin, inputs.positions, h.heads, h.kv_heads, h.head_dim, eps
-            )
+            qkv = layer.qkv(y, angles[layer.windowed]).contiguous()  # [T, 3 heads head_dim]
             q, k, v = torch.split(qkv.view(-1, 3 * h.heads, h.head_dim), h.heads, 1)
-            x = x + layer.out(layer.attention.run(q, k, v).flatten(1))
+            x = x + layer.out(self._attention[layer.windowed].run(q, k, v).flatten(1))
             activated, gate = layer.up(self._normed(x, layer.mlp_norm)).chunk(2, -1)
             x = x + layer.down(self._act(activated) * gate)
         return self._normed(x, self._final_norm)
 
     def _normed(self, x: Tensor, norm: Norm) -> Tensor:
         return F.layer_norm(x, (self._spec.hidden,), *norm, self._spec.eps)
+
+
+def _layer(spec: ModernBertSpec, weights: Weights, kit: Kit, n: int, rotary: Any) -> Layer:
+    at, h = f"layers.{n}.", spec.heads
+    qkv = weights.pop(at + "attn.Wqkv.weight"), weights.pop(at + "attn.Wqkv.bias", None)
+    return Layer(
+        attention_norm=_norm(weights, at + "attn_norm") if n else None,
+        qkv=kit.ops.turned(*qkv, None, None, rotary, h.heads, h.kv_heads, spec.eps, kit.linear),
+        windowed=spec.windowed[n],
+        out=_linear(weights, kit, at + "attn.Wo"),
+        mlp_norm=_norm(weights, at + "mlp_norm"),
+        up=_linear(weights, kit, at + "mlp.Wi"),
+        down=_linear(weights, kit, at + "mlp.Wo"),
+    )
 
 
 def _norm(weights: Weights, name: str) -> Norm:

@@ -6,6 +6,7 @@ LayerNorm after each residual sum, as in BERT; no learned positions (Nussbaum et
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -210,7 +211,8 @@ def shapes(spec: RotaryBertSpec) -> dict[str, tuple[int, ...]]:
 class Layer:
     """One block."""
 
-    qkv: Linear
+    qkv: Callable[[Tensor, Any], Tensor]
+    """(input, the step's angles) -> q, k and v; q and k turned."""
     out: Linear
     attention_norm: tuple[Tensor, Tensor]
     up_gate: Linear
@@ -227,9 +229,10 @@ class RotaryBert:
         self._attention = kit.attention(spec.heads)
         self._word = weights.pop("embeddings.word_embeddings.weight")
         self._segment = weights.pop("embeddings.token_type_embeddings.weight") if spec.segments else None
-        self._cos, self._sin = rotary_tables(spec.theta, spec.heads.head_dim, spec.positions, self._word.device)
+        tables = rotary_tables(spec.theta, spec.heads.head_dim, spec.positions, self._word.device)
+        self._rotary = kit.ops.Rotary(*tables)
         self._norm = _norm(weights, spec.names.embeddings_norm)
-        self._layers = [_layer(spec.names, weights, kit, f"{spec.names.layer}{n}.") for n in range(spec.layers)]
+        self._layers = [_layer(spec, weights, kit, n, self._rotary) for n in range(spec.layers)]
 
     def plan(self, cu_seqlens_cpu: Int32, cu_seqlens: Tensor, max_seqlen: int) -> None:
         self._attention.plan(cu_seqlens_cpu, cu_seqlens, max_seqlen)
@@ -240,11 +243,9 @@ class RotaryBert:
         x: Tensor = ops.embed_layer_norm(
             inputs.ids, inputs.positions, inputs.token_types, self._word, None, self._segment, *self._norm, eps
         )
+        angles = self._rotary.at(inputs.positions)
         for layer in self._layers:
-            qkv = layer.qkv(x).contiguous()  # [T, 3 heads head_dim]
-            ops.qk_norm_rope_(
-                qkv, None, None, self._cos, self._sin, inputs.positions, h.heads, h.kv_heads, h.head_dim, eps
-            )
+            qkv = layer.qkv(x, angles).contiguous()  # [T, 3 heads head_dim]
             q, k, v = torch.split(qkv.view(-1, 3 * h.heads, h.head_dim), h.heads, 1)
             a = self._attention.run(q, k, v).flatten(1)
             x = ops.add_layer_norm(layer.out(a), x, *layer.attention_norm, eps)
@@ -253,16 +254,19 @@ class RotaryBert:
         return x
 
 
-def _layer(names: Names, weights: Weights, kit: Kit, at: str) -> Layer:
-    def linear(name: str) -> Linear:
-        return kit.linear(weights.pop(at + name + ".weight"), weights.pop(at + name + ".bias", None))
+def _layer(spec: RotaryBertSpec, weights: Weights, kit: Kit, n: int, rotary: Any) -> Layer:
+    names, h = spec.names, spec.heads
+    at = f"{names.layer}{n}."
+
+    def take(name: str) -> tuple[Tensor, Tensor | None]:
+        return weights.pop(at + name + ".weight"), weights.pop(at + name + ".bias", None)
 
     return Layer(
-        qkv=linear(names.qkv),
-        out=linear(names.out),
+        qkv=kit.ops.turned(*take(names.qkv), None, None, rotary, h.heads, h.kv_heads, spec.eps, kit.linear),
+        out=kit.linear(*take(names.out)),
         attention_norm=_norm(weights, at + names.attention_norm),
         up_gate=kit.linear(torch.cat([weights.pop(at + name + ".weight") for name in names.up_gate])),
-        down=linear(names.down),
+        down=kit.linear(*take(names.down)),
         norm=_norm(weights, at + names.norm),
     )
 
