@@ -28,6 +28,8 @@ SIZES = {
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
 MODERN = SIZES | SPECIAL | {"initializer_range": 0.2, "local_attention": 16}
 
+DECODER = SIZES | {"num_key_value_heads": 2, "max_position_embeddings": 300, "pad_token_id": 0}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "modernbert": ("ModernBert", MODERN),
     "modernbert, biases": (
@@ -48,6 +50,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "modernbert, all layers see all": ("ModernBert", MODERN | {"global_attn_every_n_layers": 1}),
 }
+DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3": ("Qwen3", DECODER | {"head_dim": 16}),
+    "qwen2": ("Qwen2", DECODER),
+    "llama": ("Llama", DECODER | {"attention_bias": True}),
+    "mistral": ("Mistral", DECODER | {"sliding_window": None}),
+    "mistral, window": ("Mistral", DECODER | {"sliding_window": 12}),
+}
 
 
 def batch_of(vocab: int = 500) -> TokenBatch:
@@ -57,7 +66,7 @@ def batch_of(vocab: int = 500) -> TokenBatch:
 
 def written(path: Path, case: str, head: str) -> Any:
     """A random model of a case in `path`: biases and norms random too."""
-    name, config = CASES[case]
+    name, config = (CASES | DECODERS)[case]
     torch.manual_seed(0)
     model = getattr(transformers, name + head)(getattr(transformers, name + "Config")(**config)).eval()
     with torch.no_grad():
@@ -83,13 +92,13 @@ def check(path: Path, rows: list[Any], kind: str) -> None:
         assert np.abs(engine.step(batch.slice(lo, hi)).result() - want[lo:hi]).max() < most
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CASES | DECODERS)
 def test_hidden_states(case: str, tmp_path: Path) -> None:
     model = written(tmp_path, case, "Model")
     check(tmp_path, [x.mean(0) for x in each(model, "last_hidden_state", batch_of())], "embed")
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CASES | DECODERS)
 def test_logits(case: str, tmp_path: Path) -> None:
     check(tmp_path, each(written(tmp_path, case, "ForSequenceClassification"), "logits", batch_of()), "classify")
 

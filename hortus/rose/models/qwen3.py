@@ -2,7 +2,8 @@
 
 RMSNorm before each block, a per-head RMSNorm on q and k before the rotary embedding, grouped-query attention, SwiGLU, a
 final norm (Qwen3 technical report, arXiv 2505.09388; transformers' Qwen3Model for the details). The two differ in one
-bit: whether a token sees those after it. The end token that Qwen3-Embedding appends is the tokenizer's matter.
+bit: whether a token sees those after it. Qwen2 has a bias on q, k and v in place of those norms; Llama and Mistral (llama.py)
+have neither. The end token that Qwen3-Embedding appends is the tokenizer's matter.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 from hortus.errors import StartError
 from hortus.rose.attention import Heads
 from hortus.rose.kernels.linear import Linear
-from hortus.rose.models import Family, Kit, Weights
+from hortus.rose.models import Classifier, Family, Kit, Step, Weights
 from hortus.rose.network import Inputs
 from hortus.types import Int32
 
@@ -36,8 +37,10 @@ class Qwen3Spec:
     theta: float
     positions: int
     """Longest sequence: rows of the rotary tables."""
-    bias: bool
-    """q, k, v and o projections have one."""
+    qk_norm: bool
+    """q and k are normed by head."""
+    qkv_bias: bool
+    out_bias: bool
 
 
 def spec_from_config(config: dict[str, Any]) -> Qwen3Spec:
@@ -52,6 +55,8 @@ def spec_from_config(config: dict[str, Any]) -> Qwen3Spec:
 
     if (act := config.get("hidden_act", "silu")) != "silu":
         raise StartError(f"config.json of {model_type}: hidden_act {act!r} is not supported; supported: silu")
+    if config.get("mlp_bias"):
+        raise StartError(f"config.json of {model_type}: mlp_bias is not supported")
     kinds = set(config.get("layer_types") or ()) - {"full_attention"}
     # A window in config.json counts only when use_sliding_window or a layer's type turns it on.
     if kinds or (config.get("use_sliding_window") and config.get("sliding_window")):
@@ -59,7 +64,8 @@ def spec_from_config(config: dict[str, Any]) -> Qwen3Spec:
             f"config.json of {model_type}: sliding-window or other attention kinds "
             f"({', '.join(sorted(kinds)) or 'use_sliding_window'}) are not supported; supported: full_attention"
         )
-    heads, kv_heads = whole("num_attention_heads"), whole("num_key_value_heads")
+    heads = whole("num_attention_heads")
+    kv_heads = whole("num_key_value_heads") if config.get("num_key_value_heads") is not None else heads
     # Not hidden / heads: the 4B model has 32 heads of 128 on a hidden size of 2560.
     head_dim = whole("head_dim") if config.get("head_dim") is not None else whole("hidden_size") // heads
     if heads % kv_heads or head_dim % 2:
@@ -67,17 +73,26 @@ def spec_from_config(config: dict[str, Any]) -> Qwen3Spec:
             f"config.json of {model_type}: {heads} heads must be a multiple of {kv_heads} key-value heads, "
             f"and head_dim {head_dim} even"
         )
+    positions, causal = whole("max_position_embeddings"), _causal(config, model_type)
+    window: int | None = None
+    if model_type == "mistral" and config.get("sliding_window") is not None:  # a token among those it sees
+        if not causal:
+            raise StartError(f"config.json of {model_type}: sliding_window without causal attention is not supported")
+        window = whole("sliding_window") - 1 if whole("sliding_window") < positions else None
+    bias, qwen2 = bool(config.get("attention_bias", False)), model_type == "qwen2"
     return Qwen3Spec(
         model_type=model_type,
         hidden=whole("hidden_size"),
         layers=whole("num_hidden_layers"),
         intermediate=whole("intermediate_size"),
         vocab=whole("vocab_size"),
-        heads=Heads(heads=heads, kv_heads=kv_heads, head_dim=head_dim, causal=_causal(config, model_type)),
+        heads=Heads(heads=heads, kv_heads=kv_heads, head_dim=head_dim, causal=causal, window=window),
         eps=float(config.get("rms_norm_eps", 1e-6)),
         theta=_theta(config, model_type),
-        positions=whole("max_position_embeddings"),
-        bias=bool(config.get("attention_bias", False)),
+        positions=positions,
+        qk_norm=model_type in ("qwen3", "bidirectional_pplx_qwen3"),
+        qkv_bias=bias or qwen2,
+        out_bias=bias and not qwen2,
     )
 
 
@@ -113,14 +128,15 @@ def shapes(spec: Qwen3Spec) -> dict[str, tuple[int, ...]]:
         at = f"layers.{n}."
         found[at + "input_layernorm.weight"] = (h,)
         found[at + "post_attention_layernorm.weight"] = (h,)
-        found[at + "self_attn.q_norm.weight"] = (d,)
-        found[at + "self_attn.k_norm.weight"] = (d,)
+        if spec.qk_norm:
+            found[at + "self_attn.q_norm.weight"] = (d,)
+            found[at + "self_attn.k_norm.weight"] = (d,)
         for name, out in (("q", q), ("k", kv), ("v", kv)):
             found[f"{at}self_attn.{name}_proj.weight"] = (out, h)
-            if spec.bias:
+            if spec.qkv_bias:
                 found[f"{at}self_attn.{name}_proj.bias"] = (out,)
         found[at + "self_attn.o_proj.weight"] = (h, q)
-        if spec.bias:
+        if spec.out_bias:
             found[at + "self_attn.o_proj.bias"] = (h,)
         found[at + "mlp.gate_proj.weight"] = (spec.intermediate, h)
         found[at + "mlp.up_proj.weight"] = (spec.intermediate, h)
@@ -186,16 +202,16 @@ def _layer(spec: Qwen3Spec, weights: Weights, kit: Kit, n: int, rotary: Any, nex
     def take(name: str) -> Tensor:
         return weights.pop(f"{at}{name}.weight")
 
-    def bias(*names: str) -> Tensor | None:
-        return torch.cat([weights.pop(f"{at}{name}.bias") for name in names]) if spec.bias else None
+    def bias(*names: str) -> Tensor:
+        return torch.cat([weights.pop(f"{at}{name}.bias") for name in names])
 
     qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     return Layer(
         qkv=kit.ops.turned(
             torch.cat([take(name) for name in qkv]),
-            bias(*qkv),
-            take("self_attn.q_norm"),
-            take("self_attn.k_norm"),
+            bias(*qkv) if spec.qkv_bias else None,
+            take("self_attn.q_norm") if spec.qk_norm else None,
+            take("self_attn.k_norm") if spec.qk_norm else None,
             rotary,
             h.heads,
             h.kv_heads,
@@ -203,18 +219,28 @@ def _layer(spec: Qwen3Spec, weights: Weights, kit: Kit, n: int, rotary: Any, nex
             kit.linear,
         ),
         o=kit.ops.add_norm(
-            take("self_attn.o_proj"), bias("self_attn.o_proj"), take("post_attention_layernorm"), eps, kit.linear
+            take("self_attn.o_proj"),
+            bias("self_attn.o_proj") if spec.out_bias else None,
+            take("post_attention_layernorm"),
+            eps,
+            kit.linear,
         ),
         gated=kit.ops.gated(take("mlp.gate_proj"), take("mlp.up_proj"), kit.linear),
         down=kit.ops.add_norm(take("mlp.down_proj"), None, next_norm, eps, kit.linear),
     )
 
 
+def classifier(spec: Qwen3Spec, labels: int) -> Classifier:
+    """*ForSequenceClassification: one matrix, on the last token."""
+    return Classifier(pooling="last", steps=(Step(name="score", inputs=spec.hidden, outputs=labels, bias=False),))
+
+
 FAMILY = Family(
     spec_from_config=spec_from_config,
     shapes=shapes,
     build=Qwen3,
+    classifier=classifier,
     prefixes=("model.",),
-    ignored=(r"lm_head\..*", r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
+    ignored=(r"lm_head\..*", r"score\..*", r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
     refused_dtypes=(("float16", "activations overflow its range and become NaN; use bfloat16 or float32"),),
 )
