@@ -9,8 +9,10 @@ Knows text, token ids and HTTP. Does not know tensors or torch, Tulip or ROSE: i
 A request's way through the files:
 
     server      the port, TLS, signals, drain
-    app         routes, the request's life: key, body, deadline, disconnect, error shape, headers, metrics
-    exchange    one HTTP request read and one answer written, over ASGI
+    connection  one client: its requests answered one at a time; disconnect, slow clients, keep-alive
+    http1       bytes to requests, answers to bytes
+    exchange    Request and Answer, what passes between connection and app
+    app         routes, the request's life: key, deadline, error shape, headers, metrics
     access      keys and CORS
     body        JSON bodies to structs, errors that say where
     openai      /v1/embeddings and /v1/models: OpenAI, Perplexity, vLLM    (schemas and the shape of answers)

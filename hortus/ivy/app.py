@@ -1,7 +1,7 @@
-"""The ASGI application: routes, and what every request has in common whatever its route.
+"""The application: routes, and what every request has in common whatever its route.
 
-A request here gets an id, a deadline, an eye on its client, one answer, and a place in the metrics; whatever goes wrong
-becomes an error in OpenAI's shape, by the table in errors.py. Does not know what the routes do.
+A request here gets an id, a deadline, one answer, and a place in the metrics; whatever goes wrong becomes an error in OpenAI's
+shape, by the table in errors.py. Does not know what the routes do, nor sockets.
 
 States: starting (the port is open, no model yet) -> ready -> draining (finishing what is in flight).
 """
@@ -13,13 +13,10 @@ import difflib
 import gzip
 import itertools
 import logging
-import math
 import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-
-import msgspec
 
 from hortus.config import IvyConfig
 from hortus.errors import (
@@ -30,7 +27,6 @@ from hortus.errors import (
     EngineError,
     MethodNotAllowed,
     NotReady,
-    Overloaded,
     RequestError,
     RouteNotFound,
     StartError,
@@ -39,7 +35,7 @@ from hortus.folder import ModelFolder
 from hortus.ivy.access import Access
 from hortus.ivy.cohere import Cohere
 from hortus.ivy.embed import Embedder
-from hortus.ivy.exchange import Answer, Headers, Message, Receive, Request, Send, write
+from hortus.ivy.exchange import Answer, Request, error_answer
 from hortus.ivy.health import Health, Probe, Readiness, probe_of
 from hortus.ivy.journal import Journal
 from hortus.ivy.openai import OpenAI
@@ -55,10 +51,6 @@ log = logging.getLogger("hortus.ivy")
 
 Handler = Callable[[Request], Awaitable[Answer]]
 
-WATCH_AFTER_S = 0.01
-"""A request is watched for a client that leaves, and for its deadline, once it has taken this long: most never pay for it,
-and a request shorter than this has nothing to save."""
-
 GZIP_FROM_BYTES = 64 * 1024
 """Smaller answers cost more to compress than to send."""
 
@@ -66,13 +58,14 @@ _printable_id = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 class App:
-    """The gateway as an ASGI application. Made before there is a model; `open` brings one, `drain` ends it."""
+    """The gateway's application. Made before there is a model; `open` brings one, `drain` ends it."""
 
     def __init__(self, config: IvyConfig, metrics: Metrics) -> None:
         self.config, self._metrics = config, metrics
         self._embedder: Embedder | None = None
         self._readiness: Readiness | None = None
-        self._draining = False
+        self.draining = False
+        """Nothing new is begun."""
         self.in_flight = 0
         """Requests being worked on."""
         self._access = Access(config)
@@ -120,7 +113,7 @@ class App:
     @property
     def state(self) -> str:
         """starting, ready or draining."""
-        return "draining" if self._draining else "starting" if self._embedder is None else "ready"
+        return "draining" if self.draining else "starting" if self._embedder is None else "ready"
 
     def open(self, folder: ModelFolder, info: ModelInfo, encoder: Encoder, probe: Probe | None = None) -> None:
         """The model is there: take requests.
@@ -135,7 +128,7 @@ class App:
 
     def drain(self) -> None:
         """Refuse what comes from now on (503), finish what is in flight."""
-        self._draining = True
+        self.draining = True
 
     def reload(self) -> None:
         """Read the templates file again, for requests that come from now on. A file that is wrong changes nothing."""
@@ -155,18 +148,29 @@ class App:
                 part.close()
 
     def _model(self) -> Embedder:
-        if self._draining:
+        if self.draining:
             raise Draining("this server is shutting down; send the request to another, or again later")
         if self._embedder is None:
             raise NotReady("the model is still loading; /ready answers 200 once it is there")
         return self._embedder
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """One ASGI connection scope; only HTTP is spoken."""
-        if scope["type"] != "http":
-            raise AssertionError(f"uvicorn was set up for HTTP only, not {scope['type']}")
-        begin = time.monotonic()
-        request = Request(scope, receive, begin, self.config.timeout_s)
+    def admit(self, request: Request) -> None:
+        """Judge a request by its head, before its body is read: gives it its handler, or the error that it ends with."""
+        try:
+            if (told := self._access.preflight(request)) is not None:
+                request.handler = _given(told)
+                return
+            self._access.check(request)
+            request.handler = self._find(request)
+            if request.method == "POST":
+                if (limit := request.headers.get(b"x-hortus-timeout-ms")) is not None:
+                    request.shorten(limit)
+                request.check_body(self.config.max_body_bytes)
+        except RequestError as e:
+            request.ended = e
+
+    async def answer(self, request: Request) -> Answer | None:
+        """One admitted request's answer, ready to send; None when its client has gone. Runs in a task of the request's own."""
         given = request.headers.get(b"x-request-id")
         request_id = given if given is not None and _printable_id.fullmatch(given) else next(self._ids)
         request.name = request_id.decode("ascii")
@@ -175,27 +179,26 @@ class App:
             code, answer = await self._answer(request)
         finally:
             self.in_flight -= 1
+        seconds = time.monotonic() - request.begun
         if self._journal is not None or self._traces is not None:
-            self._tell(scope, request, code, answer, time.monotonic() - begin)
+            self._tell(request, code, answer, seconds)
         if request.path not in self._not_counted:
             self._counters[code].inc()
-            self._metrics.request_seconds.observe(time.monotonic() - begin)
+            self._metrics.request_seconds.observe(seconds)
         if answer is None:
-            return  # nobody is there to read it
-        headers: Headers = [(b"x-request-id", request_id)]
-        if self._draining:
-            headers.append((b"connection", b"close"))
-        headers += self._access.headers(request)
+            return None
+        answer.headers.append((b"x-request-id", request_id))
+        answer.headers += self._access.headers(request)
         if self.config.gzip and len(answer.body) >= GZIP_FROM_BYTES:
             await _compress(request, answer)
-        await write(request, answer, send, headers)
+        return answer
 
-    def _tell(self, scope: Message, request: Request, code: str, answer: Answer | None, seconds: float) -> None:
+    def _tell(self, request: Request, code: str, answer: Answer | None, seconds: float) -> None:
         """The request's line in the access log, and its trace."""
         if self._journal is not None:
             told = {
                 "id": request.name,
-                "client": (scope.get("client") or ("",))[0],
+                "client": request.client,
                 "method": request.method,
                 "path": request.path,
                 "status": 499 if answer is None else answer.status,
@@ -210,39 +213,33 @@ class App:
 
     async def _answer(self, request: Request) -> tuple[str, Answer | None]:
         """(outcome code, answer); no answer when the client has gone."""
-        watch: _Watch | None = None
-        error: RequestError
-        try:
-            if (told := self._access.preflight(request)) is not None:
-                return "ok", told
-            self._access.check(request)
-            handler = self._find(request)
-            if request.method == "POST":
-                if (limit := request.headers.get(b"x-hortus-timeout-ms")) is not None:
-                    request.shorten(limit)
-                watch = _Watch(request)
-                await request.read(self.config.max_body_bytes)
-                watch.body_is_in()
-            answer = await handler(request)
-            if request.method == "POST" and self._readiness is not None:
-                self._readiness.answered()
-            return "ok", answer
-        except RequestError as e:
-            error = e
-        except asyncio.CancelledError:
-            if watch is not None and watch.why is not None:
-                watch.task.uncancel()  # the cancellation was the watch's, and ends here
-                error = watch.why
-            elif self._draining:
-                error = Draining("this server shut down before the request was finished (--drain-s); send it again")
-            else:
-                raise
-        except Exception:
-            log.exception("request %s failed: a fault in this server", request.name)
-            error = EngineError(f"a fault in this server; its log tells more under request id {request.name}")
-        finally:
-            if watch is not None:
-                watch.close()
+        error = request.ended
+        if error is None:
+            task, loop = asyncio.current_task(), asyncio.get_running_loop()
+            assert task is not None, "every request runs in a task"
+            assert request.handler is not None, "admit() comes first"
+            timer = loop.call_later(request.deadline - time.monotonic(), _expire, request, task)
+            try:
+                answer = await request.handler(request)
+                if request.method == "POST" and self._readiness is not None:
+                    self._readiness.answered()
+                return "ok", answer
+            except RequestError as e:
+                error = e
+            except asyncio.CancelledError:
+                if request.ended is not None:
+                    task.uncancel()  # the cancellation was the request's own, and ends here
+                    error = request.ended
+                elif self.draining:
+                    task.uncancel()
+                    error = Draining("this server shut down before the request was finished (--drain-s); send it again")
+                else:
+                    raise
+            except Exception:
+                log.exception("request %s failed: a fault in this server", request.name)
+                error = EngineError(f"a fault in this server; its log tells more under request id {request.name}")
+            finally:
+                timer.cancel()
         return error.code, None if isinstance(error, Cancelled) else error_answer(error)
 
     def _find(self, request: Request) -> Handler:
@@ -266,56 +263,24 @@ class App:
         return handler
 
 
-_LIMITS = "--timeout-s, or the request's x-hortus-timeout-ms"
+def _expire(request: Request, task: asyncio.Task[None]) -> None:
+    """The request's time is up."""
+    if request.ended is None:
+        request.ended = DeadlineExceeded(
+            f"not finished after {request.timeout_s:g} s (--timeout-s, or the request's x-hortus-timeout-ms)"
+        )
+        task.cancel()
 
 
-class _Watch:
-    """Cancels a request's task when its client leaves or its time is up, and says which in `why`."""
+def _given(answer: Answer) -> Handler:
+    async def give(request: Request) -> Answer:
+        return answer
 
-    def __init__(self, request: Request) -> None:
-        task = asyncio.current_task()
-        assert task is not None, "every request runs in a task"
-        self.task: asyncio.Task[object] = task
-        self.why: RequestError | None = None
-        self._request, self._timeout_s = request, request.timeout_s
-        self._watcher: asyncio.Task[None] | None = None
-        self._loop = asyncio.get_running_loop()
-        # Until the body is in, its reader hears of a client that leaves; only time has to be watched.
-        self._timer = self._loop.call_later(self._timeout_s, self._body_late)
-
-    def body_is_in(self) -> None:
-        """From here on the client is watched too."""
-        self._timer.cancel()
-        self._timer = self._loop.call_later(min(WATCH_AFTER_S, self._timeout_s), self._start)
-
-    def _body_late(self) -> None:
-        self.why = DeadlineExceeded(f"the body had not all arrived after {self._timeout_s:g} s ({_LIMITS})")
-        self.task.cancel()
-
-    def _start(self) -> None:
-        self._watcher = asyncio.create_task(self._run())
-
-    async def _run(self) -> None:
-        try:
-            async with asyncio.timeout(self._request.deadline - time.monotonic()):
-                await self._request.gone()
-            self.why = Cancelled("the client went away")
-        except TimeoutError:
-            self.why = DeadlineExceeded(f"not finished after {self._timeout_s:g} s ({_LIMITS})")
-        self.task.cancel()
-
-    def close(self) -> None:
-        """No cancellation comes after this. A running watcher ends with the loop's next round."""
-        self._timer.cancel()
-        if self._watcher is not None:
-            self._watcher.cancel()
+    return give
 
 
 def _options(allow: str) -> Handler:
-    async def options(request: Request) -> Answer:
-        return Answer(b"", headers=[(b"allow", allow.encode())])
-
-    return options
+    return _given(Answer(b"", headers=[(b"allow", allow.encode())]))
 
 
 async def _compress(request: Request, answer: Answer) -> None:
@@ -324,18 +289,3 @@ async def _compress(request: Request, answer: Answer) -> None:
         return
     answer.body = await asyncio.to_thread(gzip.compress, answer.body, 1)
     answer.headers += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
-
-
-def error_answer(error: RequestError) -> Answer:
-    """Any error in OpenAI's shape, with the headers that go with it."""
-    wire = error.wire
-    headers: Headers = []
-    if isinstance(error, MethodNotAllowed) and error.allow:
-        headers.append((b"allow", error.allow.encode()))
-    if wire.http == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    if wire.http in (429, 503):
-        wait_s = error.retry_after_s if isinstance(error, Overloaded) else 1.0
-        headers.append((b"retry-after", b"%d" % max(1, math.ceil(wait_s))))
-    told = {"message": error.message, "type": wire.type, "param": error.param, "code": error.code}
-    return Answer(msgspec.json.encode({"error": told}), wire.http, headers)

@@ -1,26 +1,21 @@
-"""One HTTP exchange over ASGI: a request's body read within its limits, one answer written.
+"""What passes between a connection and the application: a Request whose body is in, an Answer to send.
 
-Knows ASGI's messages. Does not know routes, models or what a body means.
+Knows HTTP's words, not its bytes. Does not know sockets, routes, models or what a body means.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+import math
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
 
-from hortus.errors import BodyTooLarge, Cancelled, InvalidInput
+import msgspec
+
+from hortus.errors import BodyTooLarge, InvalidInput, MethodNotAllowed, Overloaded, RequestError
 from hortus.types import Timings
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
-
-DISCARD_S = 10.0
-"""Seconds for which the rest of a refused body is read and thrown away. Closing on a client that still sends would reset
-the connection, and it would see that instead of the answer."""
 
 
 @dataclass(slots=True)
@@ -36,27 +31,65 @@ class Answer:
 
 
 class Request:
-    """What came in; its body once `read` has been awaited."""
+    """What came in. Made by the connection when the head is read, judged by App.admit, answered once the body is there too."""
 
-    __slots__ = ("_receive", "body", "body_left", "deadline", "headers", "method", "name", "path", "tail", "timeout_s")
+    __slots__ = (
+        "_parts",
+        "_size",
+        "begun",
+        "body",
+        "client",
+        "complete",
+        "deadline",
+        "ended",
+        "handler",
+        "headers",
+        "keep_alive",
+        "method",
+        "name",
+        "path",
+        "sent",
+        "tail",
+        "timeout_s",
+    )
 
-    def __init__(self, scope: Message, receive: Receive, begin: float, timeout_s: float) -> None:
-        """begin: time.monotonic() seconds."""
-        self.method: str = scope["method"]
-        self.path: str = scope["path"]
+    def __init__(
+        self, method: str, path: str, headers: dict[bytes, bytes], timeout_s: float, *, client: str, keep_alive: bool
+    ) -> None:
+        self.method, self.path, self.client = method, path, client
         self.tail = ""
         """What follows the route, for routes that take a name."""
-        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.headers = headers
         """Names in lower case; of a header given twice the last."""
+        self.keep_alive = keep_alive
+        """The client may send another on this connection."""
         self.name = ""
         """The request's id, in its answer and in logs."""
+        self.handler: Callable[[Request], Awaitable[Answer]] | None = None
+        """Set by App.admit."""
+        self.ended: RequestError | None = None
+        """Why it ends without its handler's answer: refused by its head, too large, too slow, or its client gone. Whoever
+        cancels its task says so here first."""
         self.timeout_s = timeout_s
-        self.deadline = begin + timeout_s
-        """time.monotonic() seconds."""
         self.body = b""
-        self.body_left = self.headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in self.headers
-        """Part of the body has not been read yet."""
-        self._receive = receive
+        self.complete = False
+        """All of it has arrived."""
+        self.sent = False
+        """Its answer has been sent."""
+        self._parts: list[bytes] = []
+        self._size = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Its time starts now."""
+        self.begun = time.monotonic()
+        self.deadline = self.begun + self.timeout_s
+        """time.monotonic() seconds, as is `begun`."""
+
+    @property
+    def takes_body(self) -> bool:
+        """Its body is wanted: it is one for a handler that reads bodies, and nothing has gone wrong yet."""
+        return self.method == "POST" and self.ended is None
 
     def shorten(self, timeout_ms: bytes) -> None:
         """Take the client's own time limit; it can only be shorter. InvalidInput when it is no number of milliseconds."""
@@ -72,69 +105,48 @@ class Request:
             self.deadline += asked_s - self.timeout_s
             self.timeout_s = asked_s
 
-    async def read(self, limit: int) -> None:
-        """Take in the whole body. The caller bounds the wait.
-
-        limit: bytes, whether the client says the length or sends chunks. Raises BodyTooLarge; InvalidInput for a
-        compressed body; Cancelled when the client has gone.
-        """
+    def check_body(self, limit: int) -> None:
+        """BodyTooLarge for a length of more than `limit` bytes, InvalidInput for a compressed body."""
         length = int(self.headers.get(b"content-length", 0))
         if length > limit:
             raise _too_large(f"{length} bytes", limit)
         encoding = self.headers.get(b"content-encoding", b"identity")
         if encoding.lower() != b"identity":
             raise InvalidInput(f"content-encoding {encoding.decode('latin-1')!r:.40} is not supported; send plain JSON")
-        parts: list[bytes] = []
-        size, more = 0, True
-        while more:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise Cancelled("the client went away before its body was complete")
-            part = message.get("body", b"")
-            self.body_left = more = message.get("more_body", False)
-            size += len(part)
-            if size > limit:
-                raise _too_large(f"more than {limit} bytes", limit)
-            parts.append(part)
-        self.body = parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def discard(self) -> None:
-        """Read the rest of the body, at most for DISCARD_S, and keep nothing of it."""
-        try:
-            async with asyncio.timeout(DISCARD_S):
-                while self.body_left:
-                    message = await self._receive()
-                    self.body_left = message["type"] == "http.request" and message.get("more_body", False)
-        except TimeoutError:
+    def take(self, part: bytes, limit: int) -> None:
+        """The next part of the body; one of more than `limit` bytes in all ends the request. What nobody wants is dropped."""
+        if not self.takes_body:
             return
+        self._size += len(part)
+        if self._size > limit:
+            self.ended = _too_large(f"more than {limit} bytes", limit)
+            self._parts.clear()
+            return
+        self._parts.append(part)
 
-    async def gone(self) -> None:
-        """Return once the client has gone. Only after the body has been read."""
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-
-
-async def write(request: Request, answer: Answer, send: Send, headers: Headers) -> None:
-    """Send the answer, whole, with its length; then let the client finish sending if it has not."""
-    await send(
-        {
-            "type": "http.response.start",
-            "status": answer.status,
-            "headers": [
-                (b"content-type", answer.content_type),
-                (b"content-length", b"%d" % len(answer.body)),
-                *answer.headers,
-                *headers,
-            ],
-        }
-    )
-    if request.body_left:
-        await send({"type": "http.response.body", "body": answer.body, "more_body": True})
-        await request.discard()
-        await send({"type": "http.response.body", "body": b""})
-    else:
-        await send({"type": "http.response.body", "body": answer.body})
+    def finish(self) -> None:
+        """The body is complete."""
+        parts = self._parts
+        self.body = parts[0] if len(parts) == 1 else b"".join(parts)
+        self._parts = []
+        self.complete = True
 
 
 def _too_large(size: str, limit: int) -> BodyTooLarge:
     return BodyTooLarge(f"the body has {size}, this server takes at most {limit} (--max-body-bytes); send fewer inputs")
+
+
+def error_answer(error: RequestError) -> Answer:
+    """Any error in OpenAI's shape, with the headers that go with it."""
+    wire = error.wire
+    headers: Headers = []
+    if isinstance(error, MethodNotAllowed) and error.allow:
+        headers.append((b"allow", error.allow.encode()))
+    if wire.http == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if wire.http in (429, 503):
+        wait_s = error.retry_after_s if isinstance(error, Overloaded) else 1.0
+        headers.append((b"retry-after", b"%d" % max(1, math.ceil(wait_s))))
+    told = {"message": error.message, "type": wire.type, "param": error.param, "code": error.code}
+    return Answer(msgspec.json.encode({"error": told}), wire.http, headers)

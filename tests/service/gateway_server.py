@@ -1,4 +1,4 @@
-"""A real server on a free port, in a thread: uvicorn, the scheduler, and the fake engine."""
+"""A real server on a free port, in a thread: our HTTP, the scheduler, and the fake engine."""
 
 from __future__ import annotations
 

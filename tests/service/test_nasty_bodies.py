@@ -97,9 +97,13 @@ def test_expect_continue_is_answered_before_a_large_body_is_sent(server):
 def test_a_length_too_small_makes_the_rest_a_bad_request(server):
     with server.connect() as sock:
         sock.sendall(post(GOOD, length=10))
-        status, body = read_answer(sock)
-        assert status == 400
-        assert error(body)["code"] == "invalid_input"
+        data = b""
+        while part := sock.recv(65536):
+            data += part
+    answers = [part.partition(b"\r\n\r\n") for part in data.split(b"HTTP/1.1 ")[1:]]
+    assert [head.split()[0] for head, _, _ in answers] == [b"400", b"400"]
+    assert "truncated" in error(answers[0][2])["message"]
+    assert "not a valid HTTP request" in error(answers[1][2])["message"]
 
 
 def test_a_length_too_large_waits_until_the_timeout(run):
@@ -207,3 +211,35 @@ def test_an_offer_to_upgrade_is_declined_by_a_plain_answer(server, upgrade):
         assert read_answer(sock)[0] == 200
         sock.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n" + b"\r\n".join(offer) + b"\r\n\r\n")
         assert read_answer(sock)[0] == 200
+
+
+def test_a_client_that_asks_and_never_reads_is_not_worked_for(run):
+    """Its answers stay undone instead of filling memory; when it reads after all, they come, in order."""
+    with run() as server:
+        ask = json.dumps({"inputs": ["a"] * 1000}).encode()
+        request = b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(ask), ask)
+        with server.connect() as sock:
+            sock.sendall(request * 12)  # about 4 MB an answer
+            seen, end = 0.0, time.monotonic() + 10
+            while (now := server.sample("hortus_requests_total", code="ok")) > seen or not seen:
+                assert time.monotonic() < end
+                seen = now
+                time.sleep(0.5)
+            assert seen <= 6
+            size = 0
+            while size < 12 * 3_000_000 or server.sample("hortus_requests_total", code="ok") < 12:
+                part = sock.recv(1 << 20)
+                assert part
+                size += len(part)
+
+
+def test_a_client_that_stops_sending_in_the_middle_costs_nothing(run):
+    with run() as server:
+        for data in (b"", b"GE", b"GET /health HTTP/1.1\r\nx: y", post(GOOD)[:-5], b"\r\n\r\n"):
+            with server.connect() as sock:
+                sock.sendall(data)
+        end = time.monotonic() + 10
+        while server.sample("hortus_requests_total", code="cancelled") < 1:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert server.sample("hortus_requests_in_flight") == 0

@@ -1,4 +1,4 @@
-"""An app over a stub encoder, called without a port."""
+"""An app over a stub encoder, called by a connection without a port."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hortus.config import IvyConfig
 from hortus.folder import ModelFolder
 from hortus.ivy import vocabulary
 from hortus.ivy.app import App
+from hortus.ivy.connection import Connection
 from hortus.metrics import Metrics
 from hortus.types import ModelInfo, Result, Timings, TokenBatch
 
@@ -83,6 +84,66 @@ class Reply:
         return told
 
 
+class Wire(asyncio.Transport):
+    """A connection to the app, and what it has written to its client."""
+
+    def __init__(self, app: App) -> None:
+        super().__init__()
+        self.written, self.wrote, self.lost = bytearray(), asyncio.Event(), False
+        self.connection = Connection(app, set())
+        self.connection.connection_made(self)
+
+    def feed(self, data: bytes) -> None:
+        self.connection.data_received(data)
+
+    async def reply(self, method: str = "POST", gone: asyncio.Event | None = None) -> Reply | None:
+        """The next answer; None once the client has `gone` or been cut off, and its task has ended."""
+        if gone is not None:
+            await gone.wait()
+            self.close()
+        while not self.lost and (reply := self._taken(method)) is None:
+            self.wrote.clear()
+            await self.wrote.wait()
+        if self.lost and self.connection._task is not None:
+            await asyncio.wait([self.connection._task])
+        reply = self._taken(method)
+        if reply is not None:
+            self.written.clear()
+        self.close()
+        return reply
+
+    def _taken(self, method: str) -> Reply | None:
+        head, end, rest = bytes(self.written).partition(b"\r\n\r\n")
+        first, *lines = head.decode("latin-1").split("\r\n")
+        headers = dict(line.split(": ", 1) for line in lines)
+        length = 0 if method == "HEAD" else int(headers.get("content-length", 0))
+        return Reply(int(first.split()[1]), headers, rest) if end and len(rest) == length else None
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+        self.wrote.set()
+
+    def writelines(self, datas: list[bytes]) -> None:
+        self.write(b"".join(datas))
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        return default
+
+    def close(self) -> None:
+        if not self.lost:
+            self.lost = True
+            self.connection.connection_lost(None)
+        self.wrote.set()
+
+    abort = close
+
+    def can_write_eof(self) -> bool:
+        return False
+
+
 @dataclass
 class Client:
     """Calls the app as a server would."""
@@ -101,29 +162,16 @@ class Client:
         gone: asyncio.Event | None = None,
     ) -> Reply | None:
         """None when the app did not answer. `gone` set: the client has left."""
-        sent: list[dict] = []
-        waiting = list(parts if parts is not None else [body])
-        heads = [(k.encode(), v.encode("latin-1")) for k, v in (headers or {}).items()]
-        heads.append((b"transfer-encoding", b"chunked") if parts else (b"content-length", b"%d" % len(body)))
-
-        async def receive() -> dict:
-            if waiting:
-                part = waiting.pop(0)
-                return {"type": "http.request", "body": part, "more_body": bool(waiting)}
-            await (gone or asyncio.Event()).wait()
-            return {"type": "http.disconnect"}
-
-        async def send(message: dict) -> None:
-            sent.append(message)
-
-        await self.app({"type": "http", "method": method, "path": path, "headers": heads}, receive, send)
-        if not sent:
-            return None
-        return Reply(
-            sent[0]["status"],
-            {k.decode(): v.decode() for k, v in sent[0]["headers"]},
-            b"".join(m.get("body", b"") for m in sent[1:]),
-        )
+        wire = Wire(self.app)
+        lines = [f"{method} {path} HTTP/1.1", *(f"{k}: {v}" for k, v in (headers or {}).items())]
+        lines.append("transfer-encoding: chunked" if parts else f"content-length: {len(body)}")
+        wire.feed("\r\n".join([*lines, "", ""]).encode("latin-1"))
+        if parts:
+            for part in [p for p in parts if p] + [b""]:
+                wire.feed(b"%x\r\n%b\r\n" % (len(part), part))
+        elif body:
+            wire.feed(body)
+        return await wire.reply(method, gone)
 
     async def post(self, **fields: object) -> Reply:
         reply = await self.request("POST", "/v1/embeddings", json.dumps({"model": "mini", **fields}).encode())

@@ -41,7 +41,7 @@ async def test_every_route_but_health_and_ready_asks_for_a_key(folder, tmp_path)
                 assert reply.status == 200
             else:
                 assert (reply.status, reply.headers["www-authenticate"]) == (401, "Bearer"), path
-                assert reply.error["code"] == "unauthorized"
+                assert method == "HEAD" or reply.error["code"] == "unauthorized"
                 assert "key" not in str(gateway.encoder.batches)
     assert len(gateway.encoder.batches) <= 1, "nobody without a key reaches the model, but for the probe of /ready"
     for key in ("first-key", "second-key", "third-key"):

@@ -1,0 +1,252 @@
+"""One client's connection: its requests answered one at a time and in order.
+
+A request is judged by its head, answered in a task of its own once its body is there (or at once when nobody wants the body),
+and leaves in one write. What has arrived of the next ones waits, and then so does the client: reading stops. A client that
+leaves cancels its request's task. Knows a transport, time and tasks. Does not know HTTP's bytes, routes, ports or signals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from typing import Protocol, cast
+
+from hortus.errors import Cancelled, DeadlineExceeded, Draining, EngineError, RequestError
+from hortus.ivy.exchange import Answer, Request, error_answer
+from hortus.ivy.http1 import Judge, Reader, waits_for_100, written
+
+log = logging.getLogger("hortus.ivy")
+
+KEEP_ALIVE_S = 75.0
+"""Longer than the pools of common clients keep an idle connection, so that it is they who close it: a server that closes
+first resets a request that is just being sent. A head may take as long to arrive."""
+DISCARD_S = 10.0
+"""Seconds for which the rest of a refused body is read and thrown away. Closing on a client that still sends would reset
+the connection, and it would see that instead of the answer."""
+STALL_S = 60.0
+"""A client that takes nothing of its answer for so long is cut off."""
+
+
+class Application(Judge, Protocol):
+    """What a connection needs of App."""
+
+    draining: bool
+
+    async def answer(self, request: Request) -> Answer | None:
+        """None when nobody is there to read it."""
+
+
+class Connection(asyncio.Protocol):
+    """`connections` holds it while it is open; `closed` is done from then on."""
+
+    def __init__(self, app: Application, connections: set[Connection]) -> None:
+        self._app, self._connections = app, connections
+        self._loop = asyncio.get_running_loop()
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+        self._requests: deque[Request] = deque()
+        """The first is being received, worked on or answered; the others wait."""
+        self._task: asyncio.Task[None] | None = None
+        """Answers the first request."""
+        self._entered = False
+        """The task has begun: cancelled before, it would not run at all, and its request not be counted."""
+        self._timer: asyncio.TimerHandle | None = None
+        """Bounds the rest of the first request's body, wanted or not."""
+        self._bad: RequestError | None = None
+        """To be told once what came before has been answered: these bytes are not HTTP."""
+        self._paused = False
+        self._full: asyncio.Future[None] | None = None
+        """Done once the client has taken enough of what was written."""
+
+    # The transport's calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._connections.add(self)
+        peer = transport.get_extra_info("peername")
+        self._reader = Reader(self._app, self._requests, str(peer[0]) if isinstance(peer, tuple) else "")
+        self._since = self._loop.time()
+        self._idle = self._loop.call_later(KEEP_ALIVE_S, self._check_idle)
+
+    def data_received(self, data: bytes) -> None:
+        if self._reader.between:
+            self._since = self._loop.time()
+        self._bad = self._reader.feed(data) or self._bad
+        if self._requests:
+            first = self._requests[0]
+            if first.sent:
+                self._end(first)
+            else:
+                self._advance()
+            if len(self._requests) > 1 and not self._paused:
+                self._paused = True
+                self._transport.pause_reading()
+        elif self._bad is not None:
+            self._tell_bad(self._bad)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.discard(self)
+        self.closed.set_result(None)
+        self._idle.cancel()
+        self._stop_timer()
+        self._reader.ended = True
+        if not self._requests:
+            return
+        first = self._requests[0]
+        if first.ended is None:
+            first.ended = Cancelled("the client went away")
+        if self._task is None:
+            self._task = self._loop.create_task(self._respond(first))  # to be counted
+        elif self._entered:
+            self._task.cancel()
+
+    def pause_writing(self) -> None:
+        self._full = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        if self._full is not None and not self._full.done():
+            self._full.set_result(None)
+        self._full = None
+
+    # The server's calls
+
+    def drain(self) -> None:
+        """Close once what has begun is answered."""
+        if not self._requests:
+            self._transport.close()
+
+    def cut(self) -> None:
+        """Time is up: what has begun is answered with Draining, or not at all when its answer is being sent."""
+        first = self._requests[0] if self._requests else None
+        if first is None or first.sent:
+            self._transport.abort()
+        elif self._task is not None and self._entered:
+            self._task.cancel()
+        else:
+            first.ended = first.ended or Draining(
+                "this server shut down before the request had all arrived; send it again"
+            )
+            self._advance()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    # A request's life
+
+    def _advance(self) -> None:
+        """Take the first request on as far as what has arrived allows."""
+        request = self._requests[0]
+        if self._task is not None:
+            return
+        if request.complete or not request.takes_body:
+            self._stop_timer()
+            self._entered = False
+            self._task = self._loop.create_task(self._respond(request))
+        elif self._timer is None:
+            self._timer = self._loop.call_at(
+                self._loop.time() + request.deadline - time.monotonic(), self._body_late, request
+            )
+            if waits_for_100(request):
+                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _body_late(self, request: Request) -> None:
+        self._timer = None
+        request.ended = DeadlineExceeded(
+            f"the body had not all arrived after {request.timeout_s:g} s (--timeout-s, or the request's x-hortus-timeout-ms)"
+        )
+        self._advance()
+
+    async def _respond(self, request: Request) -> None:
+        self._entered = True
+        # A body that was waited for has been asked for; one refused unseen may never be sent, and then what comes next is
+        # not it.
+        if request.ended is not None and not request.complete and waits_for_100(request):
+            request.keep_alive = False
+        try:
+            answer = await self._app.answer(request)
+        except Exception:
+            log.exception("request %s failed: a fault in this server", request.name)
+            answer = error_answer(EngineError("a fault in this server; its log tells more"))
+        if self.closed.done():
+            return
+        if answer is None:  # the engine's side says that nobody waits; whoever does must not wait for ever
+            self._transport.abort()
+            return
+        self._write(request, answer)
+        if self._full is not None and not await self._taken():
+            return
+        request.sent = True
+        self._end(request)
+
+    def _write(self, request: Request, answer: Answer) -> None:
+        if self._app.draining:
+            request.keep_alive = False
+        pieces = written(request, answer)
+        if len(pieces) == 1:
+            self._transport.write(pieces[0])
+        else:
+            self._transport.writelines(pieces)
+
+    async def _taken(self) -> bool:
+        """Wait until the client has taken most of its answer, however slowly; whether it has."""
+        left = self._transport.get_write_buffer_size()
+        while (full := self._full) is not None:
+            await asyncio.wait([full], timeout=STALL_S)
+            before, left = left, self._transport.get_write_buffer_size()
+            if not full.done() and left >= before:
+                log.info("a client took nothing of its answer for %g s: cut off", STALL_S)
+                self._transport.abort()
+                return False
+        return not self.closed.done()
+
+    def _end(self, request: Request) -> None:
+        """The first request has been answered; when the client has finished sending it too, go on to the next."""
+        if not request.complete:
+            if self._timer is None:
+                self._timer = self._loop.call_later(DISCARD_S, self._transport.close)
+            return
+        self._stop_timer()
+        self._requests.popleft()
+        self._task = None
+        self._since = self._loop.time()
+        if not request.keep_alive or (self._app.draining and not self._requests):
+            self._reader.ended = True
+            self._requests.clear()
+            self._transport.close()
+        elif self._requests:
+            self._requests[0].begin()
+            if len(self._requests) == 1:
+                self._listen()
+            self._advance()
+        elif self._bad is not None:
+            self._tell_bad(self._bad)
+
+    def _listen(self) -> None:
+        if self._paused:
+            self._paused = False
+            self._transport.resume_reading()
+
+    def _tell_bad(self, error: RequestError) -> None:
+        """The last word on a connection; what the client still sends is thrown away, so that it can read it."""
+        self._bad = None
+        request = Request("", "", {}, 0.0, client="", keep_alive=False)
+        self._write(request, error_answer(error))
+        self._timer = self._loop.call_later(DISCARD_S, self._transport.close)
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:
+            self._transport.close()
+
+    def _check_idle(self) -> None:
+        idle_s = self._loop.time() - self._since
+        if not self._requests and idle_s >= KEEP_ALIVE_S:
+            self._transport.close()
+            return
+        left_s = KEEP_ALIVE_S if self._requests else KEEP_ALIVE_S - idle_s
+        self._idle = self._loop.call_later(left_s, self._check_idle)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

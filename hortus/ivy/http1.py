@@ -1,0 +1,193 @@
+"""HTTP/1.1: bytes to Requests, an Answer to bytes. Knows httptools. Does not know sockets, time, or what becomes of a request."""
+
+from __future__ import annotations
+
+import http
+import logging
+import time
+from collections import deque
+from email.utils import formatdate
+from typing import Protocol
+from urllib.parse import unquote, urlsplit
+
+import httptools
+
+from hortus.config import IvyConfig
+from hortus.errors import InvalidInput, RequestError
+from hortus.ivy.exchange import Answer, Request
+
+log = logging.getLogger("hortus.ivy")
+
+HEAD_BYTES = 64 * 1024
+"""Most bytes of a request's head, and of trailers."""
+JOIN_BYTES = 64 * 1024
+"""Smaller bodies are copied behind their head: one buffer is cheaper to send than two."""
+
+_STATUS = {s.value: b"HTTP/1.1 %d %b\r\ndate: " % (s.value, s.phrase.encode()) for s in http.HTTPStatus}
+
+
+class Judge(Protocol):
+    """What a reader needs of App."""
+
+    config: IvyConfig
+
+    def admit(self, request: Request) -> None:
+        """Judge a request by its head: sets `handler` or `ended`."""
+
+
+class Reader:
+    """What one client sends. Requests are put into `requests` when their head has been read; their body follows."""
+
+    def __init__(self, judge: Judge, requests: deque[Request], client: str) -> None:
+        """client: its address, for logs."""
+        self._judge, self._requests, self._client = judge, requests, client
+        self._parser = httptools.HttpRequestParser(self)
+        self._reading: Request | None = None
+        """Its head has been read, its body not all."""
+        self._url, self._headers, self._head_bytes = b"", dict[bytes, bytes](), 0
+        self._fed = 0
+        """Bytes that made no body, since the last that did."""
+        self._offer = False
+        """The head being read offers an upgrade."""
+        self.ended = False
+        """What still arrives is thrown away."""
+
+    @property
+    def between(self) -> bool:
+        """No request has been begun that is not complete."""
+        return not self._url and self._reading is None
+
+    def feed(self, data: bytes) -> RequestError | None:
+        """Take in what has arrived. Returns an error when nothing can be read any more and no request has it in `ended`."""
+        if self.ended:
+            return None
+        self._fed += len(data)
+        try:
+            self._parse(data)
+        except httptools.HttpParserError as e:
+            if isinstance(e, httptools.HttpParserCallbackError):
+                log.error("a fault in this server while reading a request", exc_info=e)
+            return self._break_off(InvalidInput("not a valid HTTP request"))
+        return self._break_off(_head_too_large()) if self._fed > HEAD_BYTES else None
+
+    # The parser's calls: they only note what there is
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._reading is None:  # else it is a trailer, which nobody wants
+            self._head_bytes += len(name) + len(value) + 4
+            self._headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        parser, method = self._parser, self._parser.get_method()
+        if parser.should_upgrade():
+            self._offer = method != b"CONNECT"
+            return
+        request = self._reading = Request(
+            method.decode("ascii"), "", self._headers, self._judge.config.timeout_s,
+            client=self._client, keep_alive=parser.should_keep_alive(),
+        )  # fmt: skip
+        self._requests.append(request)
+        if self._head_bytes + len(self._url) > HEAD_BYTES:
+            request.ended = _head_too_large()
+            return
+        try:
+            request.path = path_of(self._url)
+        except ValueError:
+            request.ended = InvalidInput("not a valid HTTP request: its target is no path")
+            return
+        self._judge.admit(request)
+
+    def on_body(self, body: bytes) -> None:
+        self._fed = 0
+        if self._reading is not None:
+            self._reading.take(body, self._judge.config.max_body_bytes)
+
+    def on_message_complete(self) -> None:
+        if self._reading is not None:  # else its offer to upgrade is still to be declined
+            self._fed = 0
+            self._reading.finish()
+            self._reading, self._url, self._headers, self._head_bytes = None, b"", {}, 0
+
+    def _parse(self, data: bytes) -> None:
+        """Offers to upgrade are declined by answering as usual. Java's HttpClient offers h2c with every request to a plain
+        port; the parser takes such a request to end with its head, so that its body would be lost. Here the head is read
+        again without the offer, by a fresh parser, which then finds the body."""
+        while data:
+            try:
+                self._parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as stop:
+                if not self._offer:  # CONNECT: there is nothing to go on with
+                    raise httptools.HttpParserError from None
+                data = self._head_without_offer() + data[stop.args[0] :]
+                self._offer, self._url, self._headers, self._head_bytes = False, b"", {}, 0
+                self._parser = httptools.HttpRequestParser(self)
+
+    def _head_without_offer(self) -> bytes:
+        lines = [b"%b %b HTTP/%b" % (self._parser.get_method(), self._url, self._parser.get_http_version().encode())]
+        lines += [b"%b: %b" % item for item in self._headers.items() if item[0] not in (b"upgrade", b"connection")]
+        if not self._parser.should_keep_alive():
+            lines.append(b"connection: close")
+        return b"\r\n".join([*lines, b"", b""])
+
+    def _break_off(self, error: RequestError) -> RequestError | None:
+        """The request that it happened in ends so; else it is told by itself, after the answers to those before."""
+        self.ended = True
+        if (reading := self._reading) is not None:
+            self._reading = None
+            reading.finish()
+            reading.keep_alive = False
+            reading.ended = reading.ended or error
+            return None
+        # What comes after a request that said it was the last does not count.
+        return error if not self._requests or self._requests[-1].keep_alive else None
+
+
+def written(request: Request, answer: Answer) -> list[bytes]:
+    """The whole answer as it is sent, in one piece when it is small."""
+    lines = [
+        _STATUS[answer.status], _date(), b"\r\ncontent-type: ", answer.content_type,
+        b"\r\ncontent-length: %d\r\n" % len(answer.body),
+    ]  # fmt: skip
+    lines += [b"%b: %b\r\n" % header for header in answer.headers]
+    if not request.keep_alive:
+        lines.append(b"connection: close\r\n")
+    elif b"connection" in request.headers:  # HTTP/1.0 wants to hear it
+        lines.append(b"connection: keep-alive\r\n")
+    lines.append(b"\r\n")
+    if request.method == "HEAD":
+        return [b"".join(lines)]
+    if len(answer.body) <= JOIN_BYTES:
+        lines.append(answer.body)
+        return [b"".join(lines)]
+    return [b"".join(lines), answer.body]
+
+
+def path_of(target: bytes) -> str:
+    """The path of a request's target, decoded; also of http://host/path. ValueError when it is none."""
+    path = target.decode("ascii")
+    path = path.partition("?")[0] if path.startswith("/") else urlsplit(path).path
+    return unquote(path) if "%" in path else path
+
+
+def waits_for_100(request: Request) -> bool:
+    """It sends its body once told to."""
+    return request.headers.get(b"expect", b"").lower() == b"100-continue"
+
+
+def _head_too_large() -> InvalidInput:
+    return InvalidInput(f"not a valid HTTP request: its headers have more than {HEAD_BYTES} bytes")
+
+
+_second, _now = 0, b""
+
+
+def _date() -> bytes:
+    """For the Date header; made once a second."""
+    global _second, _now
+    if (second := int(time.time())) != _second:
+        _second, _now = second, formatdate(second, usegmt=True).encode()
+    return _now

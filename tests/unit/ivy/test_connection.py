@@ -1,0 +1,221 @@
+"""A connection over a transport that is none: order, bounds, back-pressure, clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from ivy_stubs import Wire
+
+from hortus.ivy import connection
+from hortus.ivy.http1 import HEAD_BYTES, path_of
+
+GOOD = json.dumps({"model": "mini", "input": "a"}).encode()
+
+
+def post(body: bytes = GOOD, *headers: bytes) -> bytes:
+    lines = [b"POST /v1/embeddings HTTP/1.1", *headers, b"content-length: %d" % len(body), b"", body]
+    return b"\r\n".join(lines)
+
+
+class Stream(Wire):
+    """A transport that notes what it is told, and keeps answers in the order written."""
+
+    def __init__(self, app) -> None:
+        super().__init__(app)
+        self.reading, self.unsent = True, 0
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    @property
+    def statuses(self) -> list[int]:
+        return [int(part[:3]) for part in bytes(self.written).split(b"HTTP/1.1 ")[1:]]
+
+    async def until(self, count: int) -> None:
+        async with asyncio.timeout(5):
+            while len(self.statuses) < count:
+                self.wrote.clear()
+                await self.wrote.wait()
+
+
+async def rounds(count: int = 20) -> None:
+    """Let whatever could happen at once happen."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_pipelined_requests_wait_in_order_and_reading_stops(client):
+    client.encoder.hold = asyncio.Event()
+    wire = Stream(client.app)
+    wire.feed(post() + b"GET /health HTTP/1.1\r\n\r\n" + post(b"{"))
+    await rounds()
+    assert not wire.reading
+    assert wire.statuses == []
+    client.encoder.hold.set()
+    await wire.until(3)
+    assert wire.statuses == [200, 200, 400]
+    assert wire.reading
+    assert not wire.lost
+
+
+async def test_a_client_that_does_not_read_gets_no_second_answer_until_it_does(client):
+    wire = Stream(client.app)
+    wire.feed(post() + post())
+    wire.connection.pause_writing()
+    await wire.until(1)
+    await rounds()
+    assert wire.statuses == [200]
+    assert len(client.encoder.batches) == 1
+    wire.connection.resume_writing()
+    await wire.until(2)
+
+
+async def test_a_client_that_never_reads_is_cut_off_and_a_slow_one_is_not(client, monkeypatch):
+    monkeypatch.setattr(connection, "STALL_S", 0.02)
+    wire = Stream(client.app)
+    wire.feed(post())
+    wire.unsent = 1000
+    wire.connection.pause_writing()
+    await wire.until(1)
+    for left in (800, 600, 400):
+        wire.unsent = left
+        await asyncio.wait([wire.connection._task], timeout=0.021)
+    assert client.app.in_flight == 0
+    await asyncio.wait_for(wire.connection.closed, 5)
+
+
+@pytest.mark.parametrize("drips", [False, True])
+async def test_a_head_without_end_is_refused(client, drips):
+    wire = Stream(client.app)
+    head = b"GET /health HTTP/1.1\r\nx-long: " + b"x" * (HEAD_BYTES + 1) + (b"" if drips else b"\r\n\r\n")
+    step = 5000 if drips else len(head)
+    for at in range(0, len(head), step):
+        wire.feed(head[at : at + step])
+    await wire.until(1)
+    assert wire.statuses == [400]
+    assert str(HEAD_BYTES).encode() in wire.written
+    assert drips == wire.lost  # one that did end leaves the connection good
+
+
+async def test_trailers_are_bounded_and_change_nothing(client):
+    wire = Stream(client.app)
+    chunks = b"%x\r\n%b\r\n0\r\n" % (len(GOOD), GOOD)
+    wire.feed(b"POST /v1/embeddings HTTP/1.1\r\nx-request-id: mine\r\ntransfer-encoding: chunked\r\n\r\n" + chunks)
+    wire.feed(b"x-request-id: other\r\n\r\n")
+    await wire.until(1)
+    assert wire.statuses == [200]
+    assert b"x-request-id: mine" in wire.written
+    wire.feed(b"POST /v1/embeddings HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n" + chunks + b"x: ")
+    for _ in range(20):
+        wire.feed(b"y" * 5000)
+    await wire.until(2)
+    assert wire.statuses == [200, 400]
+
+
+@pytest.mark.parametrize("at", [0, 1, 20])
+@pytest.mark.parametrize("whole", [True, False])
+async def test_a_client_that_leaves_at_any_moment_is_counted_once(client, at, whole):
+    client.encoder.hold = asyncio.Event()
+    wire = Stream(client.app)
+    wire.feed(post() if whole else post()[:-3])
+    await rounds(at)
+    wire.close()
+    async with asyncio.timeout(5):
+        await asyncio.wait([wire.connection._task])
+    assert client.count("cancelled") == 1
+    assert client.encoder.outstanding == 0
+    assert client.app.in_flight == 0
+    assert not wire.written
+
+
+async def test_idle_connections_are_closed_and_busy_ones_not(client, monkeypatch):
+    monkeypatch.setattr(connection, "KEEP_ALIVE_S", 0.03)
+    client.encoder.hold = asyncio.Event()
+    idle, busy = Stream(client.app), Stream(client.app)
+    busy.feed(post())
+    await asyncio.wait_for(idle.connection.closed, 5)
+    assert not busy.lost
+    client.encoder.hold.set()
+    await busy.until(1)
+    await asyncio.wait_for(busy.connection.closed, 5)
+
+
+async def test_what_a_client_wants_to_know_of_its_connection(client):
+    old, older, closing = (Stream(client.app) for _ in range(3))
+    old.feed(post(GOOD, b"connection: keep-alive").replace(b"HTTP/1.1", b"HTTP/1.0"))
+    older.feed(post().replace(b"HTTP/1.1", b"HTTP/1.0"))
+    closing.feed(post(GOOD, b"connection: close") + b"more")
+    for wire, word, lost in (old, b"keep-alive", False), (older, b"close", True), (closing, b"close", True):
+        await wire.until(1)
+        await rounds()
+        assert wire.statuses == [200]
+        assert b"\r\nconnection: " + word in wire.written
+        assert wire.lost == lost
+
+
+async def test_a_body_refused_unseen_is_the_connections_last(made):
+    """The client may send it or not: what comes next could be either."""
+    wire = Stream(made(max_body_bytes=10).app)
+    wire.feed(b"POST /v1/embeddings HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: 11\r\n\r\n")
+    await wire.until(1)
+    assert wire.statuses == [413]
+    assert b"connection: close" in wire.written
+    wire.feed(b"x" * 11)
+    assert wire.lost
+
+
+async def test_the_rest_of_a_refused_body_is_waited_for_only_so_long(client, monkeypatch):
+    monkeypatch.setattr(connection, "DISCARD_S", 0.02)
+    wire = Stream(client.app)
+    wire.feed(b"POST /nothing HTTP/1.1\r\ncontent-length: 100\r\n\r\nxxx")
+    await wire.until(1)
+    assert wire.statuses == [404]
+    await asyncio.wait_for(wire.connection.closed, 5)
+
+
+async def test_the_end_of_draining_answers_whatever_has_begun(client):
+    client.encoder.hold = asyncio.Event()
+    whole, half, fresh, idle = (Stream(client.app) for _ in range(4))
+    whole.feed(post())
+    half.feed(post()[:-3])
+    await rounds()
+    fresh.feed(post())  # its task has not begun
+    client.app.drain()
+    for wire in (whole, half, fresh, idle):
+        wire.connection.drain()
+    assert [wire.lost for wire in (whole, half, fresh, idle)] == [False, False, False, True]
+    for wire in (whole, half, fresh):
+        wire.connection.cut()
+        await wire.until(1)
+        assert wire.statuses == [503]
+        assert b'"draining"' in wire.written
+    assert client.count("draining") == 3
+
+
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [
+        (b"/a?b=/c", "/a"),
+        (b"/a%20b", "/a b"),
+        (b"//a", "//a"),
+        (b"http://host:1/a?b", "/a"),
+        (b"*", "*"),
+        (b"/v1/models/a%2Fb", "/v1/models/a/b"),
+    ],
+)
+def test_paths(target, path):
+    assert path_of(target) == path
+
+
+@pytest.mark.parametrize("target", [b"/\xff", b"http://[x/"])
+def test_what_is_no_path(target):
+    with pytest.raises(ValueError):
+        path_of(target)
