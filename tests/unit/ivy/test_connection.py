@@ -6,6 +6,8 @@ import asyncio
 import json
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from ivy_stubs import Wire
 
 from hortus.ivy import connection
@@ -219,3 +221,49 @@ def test_paths(target, path):
 def test_what_is_no_path(target):
     with pytest.raises(ValueError):
         path_of(target)
+
+
+def chunked(*parts: bytes) -> bytes:
+    body = b"".join(b"%x\r\n%b\r\n" % (len(p), p) for p in (*parts, b""))
+    return b"POST /embed HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n" + body
+
+
+OFFER = (b"connection: upgrade, http2-settings", b"upgrade: h2c", b"http2-settings: AA")
+KINDS = {
+    post(): 200,
+    post(b"{"): 400,
+    post(GOOD, *OFFER): 200,
+    post(GOOD, b"content-encoding: gzip"): 400,
+    chunked(b'{"inp', b'uts":"a"}'): 200,
+    chunked(b"x" * 300, b"x" * 300): 413,
+    post(b"x" * 600): 413,
+    b"GET /health?a=b HTTP/1.1\r\n\r\n": 200,
+    b"GET /health HTTP/1.1\r\ncontent-length: 3\r\n\r\nabc": 200,
+    b"POST /nothing HTTP/1.1\r\ncontent-length: 9\r\n\r\nGET / HTT": 404,
+    b"HEAD /nothing HTTP/1.1\r\n\r\n": 404,
+}
+
+
+@pytest.fixture
+def small(made):
+    return made(max_body_bytes=500)
+
+
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(st.sampled_from(list(KINDS)), min_size=1, max_size=6),
+    st.sampled_from([b"", b"nonsense\r\n\r\n"]),
+    st.data(),
+)
+async def test_where_the_bytes_are_cut_makes_no_difference(small, requests, rest, data):
+    wire = Stream(small.app)
+    whole = b"".join(requests) + rest
+    expected = [KINDS[r] for r in requests] + [400] * bool(rest)
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(whole) - 1), max_size=8)))
+    for lo, hi in zip([0, *cuts], [*cuts, len(whole)], strict=True):
+        wire.feed(whole[lo:hi])
+        await rounds(data.draw(st.sampled_from([0, 1, 9])))
+    await wire.until(len(expected))
+    await rounds()
+    assert wire.statuses == expected
+    assert wire.lost == bool(rest)
