@@ -265,7 +265,9 @@ def length_limit(config: dict[str, Any], settings: dict[str, Any], tokenizer: di
 
     positions = number(config.get("max_position_embeddings", config.get("n_positions")))
     if positions is not None and config.get("model_type") in _OFFSET_POSITIONS:
-        pad = config.get("pad_token_id")
+        pad = (
+            1 if config["model_type"] == "mpnet" else config.get("pad_token_id")
+        )  # MPNet's code says 1, whatever is said
         positions -= (pad if isinstance(pad, int) else 1) + 1
     arguments = settings.get("processor_kwargs") or settings.get("tokenizer_args") or {}
     found = []
