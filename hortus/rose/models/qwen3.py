@@ -241,6 +241,6 @@ FAMILY = Family(
     build=Qwen3,
     classifier=classifier,
     prefixes=("model.",),
-    ignored=(r"lm_head\..*", r"score\..*", r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
+    ignored=(r"lm_head\..*", r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
     refused_dtypes=(("float16", "activations overflow its range and become NaN; use bfloat16 or float32"),),
 )
