@@ -331,6 +331,8 @@ def parse(section: Section, name: str, raw: object, source: str) -> Any:
     else:
         if not isinstance(raw, str):
             raise refuse("text")
+        if not raw.strip() or not raw.isprintable():
+            raise refuse("a line of text")
         value = raw
     choices, low = spec.metadata["choices"], spec.metadata["low"]
     if choices and value not in choices:

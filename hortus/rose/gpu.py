@@ -85,6 +85,10 @@ class GpuEngine:
         """
         if self._dead is not None:
             raise EngineError(self._dead)
+        if batch.spans is not None:
+            raise EngineError(
+                "several rows a sequence (contextual chunks, a vector a token) run on the CPU only so far: --device cpu"
+            )
         with torch.inference_mode():
             self._device.enter()
             slot = self._ring.take()

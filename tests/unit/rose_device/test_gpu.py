@@ -11,7 +11,7 @@ from hortus.config import RoseConfig
 from hortus.errors import EngineError, OutOfMemory, StartError
 from hortus.metrics import Metrics
 from hortus.rose.gpu import GpuEngine
-from hortus.types import ModelInfo
+from hortus.types import ModelInfo, TokenBatch
 
 INFO = ModelInfo(name="fake", width=4, max_tokens=8192, vocab_size=1000)
 
@@ -214,3 +214,17 @@ def test_warm_captures_at_start(rng):
 
 def test_the_engine_advises_its_step_as_the_batch():
     assert make()[0].info.batch_tokens == 4096
+
+
+def test_spans_are_refused_not_ignored(rng):
+    engine, _ = make()
+    batch = random_batch(rng, [5, 3])
+    spans = TokenBatch(
+        batch.ids,
+        batch.cu_seqlens,
+        spans=np.array([[0, 2], [2, 5], [5, 8]], np.int32),
+        span_counts=np.array([2, 1], np.int32),
+    )
+    with pytest.raises(EngineError, match="--device cpu"):
+        engine.step(spans)
+    np.testing.assert_array_equal(engine.step(batch).result(), expected(batch))
