@@ -28,12 +28,17 @@ from hortus.ivy.tokenize import Tokenizer
 from hortus.tulip.fake import FakeEngine
 
 
+def free_port() -> int:
+    """A port that nobody listens on just now."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
 @contextmanager
 def server(model: str, *flags: str, ready_s: float = 120) -> Iterator[int]:
     """`hortus serve MODEL` in a process of its own on a free port; yields the port once /ready answers 200."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
+    port = free_port()
     env = {k: v for k, v in os.environ.items() if not k.startswith("HORTUS_")}
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
@@ -61,6 +66,44 @@ def server(model: str, *flags: str, ready_s: float = 120) -> Iterator[int]:
                 process.wait()
 
 
+BARE = """
+import asyncio, sys, threading, queue, uvloop
+todo, body = queue.SimpleQueue(), b"x" * 2200
+answer = b"HTTP/1.1 200 OK\\r\\ncontent-length: %d\\r\\n\\r\\n" % len(body) + body
+class Bare(asyncio.Protocol):
+    def connection_made(self, transport): self.transport = transport
+    def data_received(self, data): todo.put(self.transport) if hop else self.transport.write(answer)
+async def main():
+    loop = asyncio.get_running_loop()
+    def run():
+        while True:
+            loop.call_soon_threadsafe(todo.get().write, answer)
+    threading.Thread(target=run, daemon=True).start()
+    await (await loop.create_server(Bare, "127.0.0.1", int(sys.argv[1]))).serve_forever()
+hop = sys.argv[2] == "hop"
+uvloop.run(main())
+"""
+"""A server that reads nothing and always answers the same: what the machine itself takes for an exchange."""
+
+
+def bare(seconds: float, how: str) -> list[float]:
+    """Milliseconds of each exchange with BARE, answered at once (`direct`) or from a thread and back (`hop`)."""
+    port = free_port()
+    process = subprocess.Popen([sys.executable, "-c", BARE, str(port), how])
+    try:
+        for _ in range(100):
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                break
+            except OSError:
+                time.sleep(0.1)
+        load = closed_loop("127.0.0.1", port, "/", b"{}", clients=1, seconds=seconds)
+    finally:
+        process.kill()
+        process.wait()
+    return [float(ms) for ms in load.latencies_ms]
+
+
 def http(seconds: float = 4.0) -> list[Record]:
     """p50 over the engine for one 32-token text; requests a second at 1, 16 and 64 clients; 100 texts in one request."""
     folder = open_model("demo", None, RoseConfig(), weights=False)
@@ -76,6 +119,13 @@ def http(seconds: float = 4.0) -> list[Record]:
         direct.append((time.perf_counter() - begin) * 1000)
     direct_ms = median_p99(direct)[0]
     records: list[Record] = []
+    for how, note in (("direct", "a server that only answers"), ("hop", "the same, over a thread and back")):
+        median, p99 = median_p99(bare(seconds / 2, how))
+        records.append(
+            Record(
+                suite="http-floor", target="bare", model="none", batch=1, clients=1, median_ms=median, p99_ms=p99, note=note
+            )
+        )  # fmt: skip
     with server("demo", "--fake-delay-ms", "0") as port:
 
         def case(suite: str, inputs: str | list[str], form: str, tokens: int, clients: int, processes: int = 1) -> None:
