@@ -33,16 +33,24 @@ def decoder(kind: type[T]) -> Callable[[bytes], T]:
             raise _refusal(str(e), kind) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as e:
             # Lone surrogates and invalid UTF-8 end here, before any tokenizer sees them.
-            raise InvalidInput(f"the body is not valid JSON in UTF-8: {e}") from None
+            cut = " (a text may end in half a surrogate pair, \\ud800 to \\udfff)" if "truncated" in str(e) else ""
+            raise InvalidInput(f"the body is not valid JSON in UTF-8: {e}{cut}") from None
         except RecursionError:
             raise InvalidInput("the body is not valid JSON: nested too deeply") from None
 
     return read
 
 
+_MOST_TOLD = 400
+"""Characters of what was wrong that go back."""
+
+
 def _refusal(text: str, kind: type[msgspec.Struct]) -> InvalidInput:
     at, named = _path.search(text), _named.search(text)
     param = at[1] if at else named[1] if named else None
+    if len(text) > _MOST_TOLD:  # a name in it is the client's, and may be of any length
+        text, at = text[:_MOST_TOLD] + "...", None
+        param = None if param is None else param[:_MOST_TOLD]
     hint = "; known: " + ", ".join(kind.__struct_encode_fields__) if "unknown field" in text and not at else ""
     where = f"{param}: " if at and param else ""
     return InvalidInput(where + (text[: at.start()] if at else text) + hint, param=param)

@@ -110,6 +110,8 @@ class Request:
         length = int(self.headers.get(b"content-length", 0))
         if length > limit:
             raise _too_large(f"{length} bytes", limit)
+        if (coding := self.headers.get(b"transfer-encoding", b"chunked")).lower() != b"chunked":
+            raise InvalidInput(f"transfer-encoding {coding.decode('latin-1')!r:.40} is not supported; chunked is")
         encoding = self.headers.get(b"content-encoding", b"identity")
         if encoding.lower() != b"identity":
             raise InvalidInput(f"content-encoding {encoding.decode('latin-1')!r:.40} is not supported; send plain JSON")

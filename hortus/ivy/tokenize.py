@@ -260,7 +260,7 @@ class Tokenizer:
             seq = int(np.searchsorted(cu, at, side="right")) - 1
             position = at - int(cu[seq])
             raise InvalidInput(
-                f"token id {sequences[seq][position]!r:.40} of input {seq} at position {position} is outside this model's "
+                f"token id {_short(sequences[seq][position])} of input {seq} at position {position} is outside this model's "
                 f"vocabulary, 0 to {self.vocab_size - 1}",
                 param=f"{field}[{position}]" if flat else f"{field}[{seq}][{position}]",
             )
@@ -383,3 +383,8 @@ def _stand_back() -> None:
     """Let the event loop go first where cores are few. A priority of the thread alone, where the system has those."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+
+
+def _short(number: int) -> str:
+    """A number for an error: one too long to read is told by its length."""
+    return str(number) if abs(number) < 10**30 else f"of more than 30 digits ({number.bit_length()} bits)"

@@ -41,6 +41,8 @@ def open_engine(folder: ModelFolder, config: RoseConfig, metrics: Metrics | None
             raise StartError(f"--dtype {name} cannot be used with model_type {spec.model_type}: {why}")
     if config.attention not in ("auto", "twin") and device.type == "cpu":
         raise StartError(f"--attention {config.attention} needs a GPU; on the CPU there is only twin")
+    if config.warm is not None and device.type == "cpu":
+        raise StartError(f"--warm {config.warm} captures CUDA graphs and needs a GPU; leave it out on the CPU")
     torch.set_num_threads(config.threads or usable_cores())
     kit, attention = _kit(config, device, dtype)
     with torch.inference_mode():

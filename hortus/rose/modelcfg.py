@@ -27,7 +27,12 @@ def read_spec(config: dict[str, Any]) -> tuple[Family, Spec]:
     family = find(model_type)
     if config.get("quantization_config"):
         raise StartError("config.json: quantization_config: quantised weights are not supported")
-    return family, family.spec_from_config(config)
+    try:
+        return family, family.spec_from_config(config)
+    except (TypeError, ValueError, AttributeError, KeyError) as e:  # a value of a kind that nobody writes there
+        raise StartError(
+            f"config.json of {model_type} has a value that cannot be read: {type(e).__name__}: {e}"
+        ) from None
 
 
 class RowHead(Protocol):

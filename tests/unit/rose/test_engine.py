@@ -67,6 +67,11 @@ def test_attention_names_need_a_gpu(folder: Path) -> None:
         open_engine(open_folder(str(folder)), RoseConfig(attention="fa4", device="cpu", load_format="dummy"))
 
 
+def test_warm_needs_a_gpu(folder: Path) -> None:
+    with pytest.raises(StartError, match="--warm all captures CUDA graphs"):
+        open_engine(open_folder(str(folder)), RoseConfig(warm="all", device="cpu", load_format="dummy"))
+
+
 def test_a_failing_first_step_does_not_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise RuntimeError("no kernel for this machine")
@@ -85,6 +90,9 @@ def test_a_failing_first_step_does_not_start(folder: Path, monkeypatch: pytest.M
         ({"is_decoder": True}, "is_decoder"),
         ({"hidden_act": "tanh"}, "activation 'tanh'"),
         ({"hidden_size": 9}, "not a multiple of 2 heads"),
+        ({"hidden_act": ["gelu"]}, "a value that cannot be read"),
+        ({"layer_norm_eps": "x"}, "a value that cannot be read"),
+        ({"layer_norm_eps": None}, "a value that cannot be read"),
         ({"vocab_size": "many"}, "vocab_size must be a whole number, not 'many'"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
     ],
@@ -121,3 +129,15 @@ def test_dummy_weights_are_the_same_each_time() -> None:
     assert all(torch.equal(one[k], two[k]) for k in shapes)
     assert one["norm.weight"].tolist() == [1] * 4
     assert one["a.bias"].abs().max() == 0
+
+
+def test_a_pooling_flag_that_nobody_knows_is_refused(folder: Path) -> None:
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(
+        json.dumps({"pooling_mode_mean_tokens": True, "pooling_mode_foo": True})
+    )
+    kinds = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in kinds]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(StartError, match="pooling_mode_foo is not known"):
+        open_engine(open_folder(str(folder)), RoseConfig(load_format="dummy", device="cpu"))
