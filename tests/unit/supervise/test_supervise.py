@@ -76,7 +76,7 @@ def test_pauses_grow_and_end():
 
 def test_settings_survive_the_file(tmp_path):
     whole = Config(
-        ivy=IvyConfig(served_model_name='a "b" \\ ü\n', auto_truncate=True),
+        ivy=IvyConfig(served_model_name='a "b" \\ ü', auto_truncate=True),
         tulip=TulipConfig(fake_delay_ms=0.25),
         rose=RoseConfig(device="cpu"),
         link=LinkConfig(link_token="x'y", metrics_port=3),
