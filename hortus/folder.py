@@ -55,8 +55,6 @@ class ModelFolder:
     default_prompt_name: str | None = None
     max_tokens: int = 512
     """Longest input in tokens, special ones included, as sentence-transformers applies it."""
-    truncate_dim: int | None = None
-    """Values a row that sentence-transformers keeps when not told otherwise (after Normalize, not normalised again)."""
     kind: str = "embed"
     """What its files make of it: a kind of ModelInfo."""
 
@@ -168,7 +166,11 @@ def _describe(path: Path, name: str, max_length: int | None) -> ModelFolder:
     )
     if max_length is not None and max_length > limit:
         raise StartError(f"--max-length {max_length}: the model takes at most {limit} tokens ({why})")
-    truncate = described.get("truncate_dim")
+    if (truncate := described.get("truncate_dim")) is not None:
+        raise StartError(
+            f"{path}: truncate_dim {truncate} in config_sentence_transformers.json (vectors cut by default) is not "
+            "supported; remove it there and let requests ask for `dimensions`"
+        )
     return ModelFolder(
         path=path,
         name=name,
@@ -179,7 +181,6 @@ def _describe(path: Path, name: str, max_length: int | None) -> ModelFolder:
         prompts={key: text or "" for key, text in prompts.items()},
         default_prompt_name=default,
         max_tokens=max_length or limit,
-        truncate_dim=truncate if isinstance(truncate, int) else None,
         kind=kind,
     )
 

@@ -7,18 +7,12 @@ its own and its processor time is reported beside the server's figures.
 from __future__ import annotations
 
 import json
-import os
-import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 
+from hortus.bench.grpc import topology
 from hortus.bench.load import closed_loop
 from hortus.bench.results import Record, median_p99
 from hortus.bench.texts import lee_sentences
@@ -33,37 +27,6 @@ def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])
-
-
-@contextmanager
-def server(model: str, *flags: str, ready_s: float = 120) -> Iterator[int]:
-    """`hortus serve MODEL` in a process of its own on a free port; yields the port once /ready answers 200."""
-    port = free_port()
-    env = {k: v for k, v in os.environ.items() if not k.startswith("HORTUS_")}
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "hortus.cli", "serve", model, "--port", str(port), *flags],
-            stdout=log, stderr=log, env=env,
-        )  # fmt: skip
-        try:
-            end = time.monotonic() + ready_s
-            while True:
-                try:
-                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5):
-                        break
-                except (urllib.error.URLError, OSError):
-                    if process.poll() is not None or time.monotonic() > end:
-                        log.seek(0)
-                        raise RuntimeError(f"the server did not start:\n{log.read().decode()}") from None
-                    time.sleep(0.05)
-            yield port
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(40)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
 
 
 BARE = """
@@ -126,7 +89,8 @@ def http(seconds: float = 4.0) -> list[Record]:
                 suite="http-floor", target="bare", model="none", batch=1, clients=1, median_ms=median, p99_ms=p99, note=note
             )
         )  # fmt: skip
-    with server("demo", "--fake-delay-ms", "0") as port:
+    with topology() as running:
+        port = running.port
 
         def case(suite: str, inputs: str | list[str], form: str, tokens: int, clients: int, processes: int = 1) -> None:
             body = json.dumps({"model": folder.name, "input": inputs, "encoding_format": form}).encode()

@@ -251,3 +251,10 @@ def test_kinds() -> None:
     assert kind("BertForMaskedLM", "MLMTransformer", "SpladePooling") == "sparse"
     assert kind("BertModel", "Transformer", sort="CrossEncoder") == "classify"
     assert kind_of({}, ()) == "embed"
+
+
+def test_vectors_cut_by_default_are_refused_not_served_whole(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "bert", "max_position_embeddings": 32}')
+    (tmp_path / "config_sentence_transformers.json").write_text('{"truncate_dim": 4}')
+    with pytest.raises(StartError, match="truncate_dim 4"):
+        open_folder(str(tmp_path))
