@@ -58,6 +58,16 @@ class TokenBatch:
         """Rows that the result will have."""
         return len(self.cu_seqlens) - 1 if self.spans is None else len(self.spans)
 
+    @property
+    def span_rows(self) -> int:
+        """Spans; 0 when there are none."""
+        return 0 if self.spans is None else len(self.spans)
+
+    @property
+    def span_tokens(self) -> int:
+        """Tokens of all spans together; 0 when there are none."""
+        return 0 if self.spans is None else int((self.spans[:, 1] - self.spans[:, 0]).sum())
+
     def rows_of(self, lo: int, hi: int) -> tuple[int, int]:
         """(first row, end) of sequences lo..hi-1 in the result."""
         if self.span_counts is None:

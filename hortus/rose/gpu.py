@@ -85,10 +85,6 @@ class GpuEngine:
         """
         if self._dead is not None:
             raise EngineError(self._dead)
-        if batch.spans is not None:
-            raise EngineError(
-                "several rows a sequence (contextual chunks, a vector a token) run on the CPU only so far: --device cpu"
-            )
         with torch.inference_mode():
             self._device.enter()
             slot = self._ring.take()
@@ -104,7 +100,7 @@ class GpuEngine:
                 # The slot is not given back: copies into it may be under way.
                 raise self._failed(e, batch) from e
         self.metrics.tokens.inc(batch.total_tokens)
-        return Rows(self._ring, slot, len(batch), self._failed)
+        return Rows(self._ring, slot, batch.rows, self._failed)
 
     def close(self) -> None:
         """Free graphs and their memory. Idempotent; no step may be in flight."""
@@ -122,11 +118,14 @@ class GpuEngine:
         """All pieces of at most `most` tokens: upload, run, download into their rows of the slot."""
         pieces = cut(batch.cu_seqlens, most)
         # A bound on the pieces' sizes after rounding up: 256 rows in each of three parts, twice the sequences.
-        slot.reserve(3 * (batch.total_tokens + 256 * len(pieces)) + 2 * (len(batch) + 2 * len(pieces)), len(batch))
-        at = 0
+        ints = 3 * (batch.total_tokens + 256 * len(pieces)) + 2 * (len(batch) + 2 * len(pieces))
+        slot.reserve(ints + batch.span_tokens + batch.span_rows + len(pieces), batch.rows)
+        at = first = 0
         for lo, hi in pieces:
-            rows, at = self._graphs.run(batch.slice(lo, hi), slot, at)
-            self._device.download(slot.rows[lo:hi], rows)
+            piece = batch.slice(lo, hi)
+            rows, at = self._graphs.run(piece, slot, at)
+            self._device.download(slot.rows[first : first + piece.rows], rows)
+            first += piece.rows
 
     def _failed(self, e: Exception, batch: TokenBatch | None = None) -> EngineError:
         """The error to tell for e. Finds out whether the device lives, since CUDA reports late and at any call."""

@@ -108,8 +108,7 @@ def decide(
 ) -> Decision:
     """How a step of this size is to run, given what is known of shapes. Pure."""
     if token_bucket(tokens) > rules.max_tokens:
-        # Rows are rounded to 64 all the same: free inside a matrix tile, and memory is asked for in fewer sizes.
-        return Decision(How.EAGER, Shape(sequences, -(-tokens // 64) * 64, max(longest, 63), typed), False)
+        return own_size(sequences, tokens, longest, typed)
     shape = bucket(sequences, tokens, longest, typed, longest_matters=rules.longest_matters)
     state = known.get(shape) if rules.graphs else None
     if state is State.HELD:
@@ -117,6 +116,12 @@ def decide(
     if state is State.SEEN:
         return Decision(How.CAPTURE, shape, True)
     return Decision(How.EAGER, shape, True)
+
+
+def own_size(sequences: int, tokens: int, longest: int, typed: bool) -> Decision:
+    """Eagerly, in memory of the step's own: large steps, and those with spans, whose shapes would be too many."""
+    # Rows are rounded to 64 all the same: free inside a matrix tile, and memory is asked for in fewer sizes.
+    return Decision(How.EAGER, Shape(sequences, -(-tokens // 64) * 64, max(longest, 63), typed), False)
 
 
 def warm_shapes(text: str, *, most_tokens: int, longest: int, cap: int) -> list[tuple[int, int]]:
@@ -189,20 +194,21 @@ class Graphs:
     def run(self, batch: TokenBatch, slot: Slot, at: int) -> tuple[Tensor, int]:
         """Enqueue one piece, staged in slot's block from `at` on -> (rows on the device, where the block is free again).
 
-        The rows, [>= sequences, width] float32, are good until the next run.
+        The rows, [>= batch.rows, width] float32, are good until the next run.
         """
-        rules, tokens = self._rules, batch.total_tokens
+        rules, tokens, typed = self._rules, batch.total_tokens, batch.token_types is not None
         # Found out only where it counts: looking at every length takes as long as the rest of the decision.
         longest = batch.max_seqlen if rules.longest_matters or token_bucket(tokens) > rules.max_tokens else 0
-        how, shape, bucketed = decide(
-            len(batch), tokens, longest, batch.token_types is not None, known=self._known, rules=rules
-        )
+        if batch.spans is None:
+            how, shape, bucketed = decide(len(batch), tokens, longest, typed, known=self._known, rules=rules)
+        else:
+            how, shape, bucketed = own_size(len(batch), tokens, batch.max_seqlen, typed)
         if bucketed:
             entry = self._entries.get(shape)
             if entry is None:
                 entry = self._entries[shape] = _Entry(Layout(shape.sequences, shape.tokens, shape.typed), self._block)
         else:
-            layout = Layout(shape.sequences, shape.tokens, shape.typed)
+            layout = Layout(shape.sequences, shape.tokens, shape.typed, batch.span_tokens, batch.span_rows)
             entry = _Entry(layout, self._device.empty(layout.size))
         end = at + entry.layout.size
         host = slot.array[at:end]

@@ -4,11 +4,12 @@ Knows TokenBatch and numpy; of the device only pinned memory and events. Does no
 
 A piece is one int32 block, so that one copy carries it:
 
-    [ ids: tokens | positions: tokens | token types: tokens, if any | cu_seqlens: sequences + 2 ]
+    [ ids: tokens | positions: tokens | token types: tokens, if any | cu_seqlens: sequences + 2 | spans, if any ]
 
 `tokens` and `sequences` are rounded up. Padding tokens (id 0, position 0) are a sequence of their own, always the last slot,
 since attention wants every row to belong to a sequence; padding slots before it are sequences of no tokens. Nobody
-attends to either, and their rows are never copied out.
+attends to either, and their rows are never copied out. Spans are the tokens of all of them, joined, and where each ends
+among those (rows + 1 numbers); they are of a step's own size, since such steps are never captured.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from hortus.rose.device import Device
-from hortus.rose.network import Inputs
+from hortus.rose.network import Inputs, ranges
 from hortus.types import Float32, Int32, TokenBatch
 
 _numbers: Int32 = np.arange(4096, dtype=np.int32)
@@ -62,10 +63,19 @@ class Layout(NamedTuple):
     tokens: int
     """Rows, padding included."""
     typed: bool
+    span_tokens: int = 0
+    """Tokens of all spans together."""
+    rows: int = 0
+    """Spans; 0: there are none, a row a sequence."""
+
+    @property
+    def plain(self) -> int:
+        """Where the spans begin."""
+        return (3 if self.typed else 2) * self.tokens + self.sequences + 2
 
     @property
     def size(self) -> int:
-        return (3 if self.typed else 2) * self.tokens + self.sequences + 2
+        return self.plain + (self.span_tokens + self.rows + 1 if self.rows else 0)
 
     def fill(self, block: Int32, batch: TokenBatch) -> None:
         """Write the batch into block [size]. The batch must fit; every value of the block is written."""
@@ -85,22 +95,29 @@ class Layout(NamedTuple):
             types[:t] = 0 if batch.token_types is None else batch.token_types
             types[t:] = 0
             at += rows
+        end = self.plain
         block[at : at + n + 1] = cu
-        block[at + n + 1 :] = t
-        block[-1] = rows
+        block[at + n + 1 : end] = t
+        block[end - 1] = rows
+        if batch.spans is not None:
+            starts, ends = batch.spans[:, 0], batch.spans[:, 1]
+            block[end : end + self.span_tokens], block[end + self.span_tokens :] = ranges(starts, ends - starts)
 
     def cu_seqlens(self, block: Int32) -> Int32:
         """[sequences + 2] of a filled host block."""
-        return block[self.size - self.sequences - 2 : self.size]
+        return block[self.plain - self.sequences - 2 : self.plain]
 
     def inputs(self, block: Tensor) -> Inputs:
         """The parts of a device block [size] as views."""
         rows, at = self.tokens, (3 if self.typed else 2) * self.tokens
+        end, ends = self.plain, self.plain + self.span_tokens
         return Inputs(
             ids=block[:rows],
             positions=block[rows : 2 * rows],
             token_types=block[2 * rows : at] if self.typed else None,
-            cu_seqlens=block[at : self.size],
+            cu_seqlens=block[at:end],
+            span_tokens=block[end:ends] if self.rows else None,
+            span_cu_seqlens=block[ends : self.size] if self.rows else None,
         )
 
 

@@ -90,6 +90,26 @@ def test_a_row_does_not_depend_on_its_neighbours(engine, rng):
         assert reference.cosines(alone, rows[i : i + 1])[0] >= 0.9999
 
 
+def test_a_row_for_every_token_and_for_spans(models, engine, rng):
+    """Means over spans are means of the tokens' rows, and a span of a whole sequence is the sequence's row."""
+    for lengths in ([1], [5, 90, 33], [700, 9000, 1, 33]):
+        batch = batch_of(rng, lengths)
+        whole = reference.truth(models[0], batch, causal=False)
+        at = np.arange(batch.total_tokens, dtype=np.int32)
+        each = TokenBatch(batch.ids, batch.cu_seqlens, None, np.stack([at, at + 1], 1), batch.lengths)
+        tokens = engine.step(each).result()
+        assert tokens.shape == (batch.total_tokens, engine.info.width)
+        ends = np.array([(a, b) for a, b in zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True)], np.int32)
+        half = np.stack([ends[:, 0], (ends.sum(1) + 1) // 2], 1).astype(np.int32)
+        spans = np.stack([ends, half], 1).reshape(-1, 2)
+        rows = engine.step(
+            TokenBatch(batch.ids, batch.cu_seqlens, None, spans, np.full(len(batch), 2, np.int32))
+        ).result()
+        assert reference.cosines(rows[::2], whole).min() >= 0.999
+        means = np.stack([tokens[a:b].mean(0) for a, b in spans])
+        assert reference.cosines(rows, means).min() >= 0.9999
+
+
 def test_poisoned_memory_changes_nothing(models, engine, rng):
     clean = models[1][False]
     for lengths in ([1], [5, 90], [3, 200, 77, 1], [700, 900, 1, 33]):

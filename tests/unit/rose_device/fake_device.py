@@ -148,20 +148,32 @@ class FakeNetwork:
         types = inputs.token_types if inputs.token_types is not None else torch.zeros_like(inputs.ids)
         ids, positions = inputs.ids.double(), inputs.positions.double() + 1
         values = torch.stack([ids, ids * positions, torch.ones_like(ids), types.double()], 1)
+        if inputs.span_tokens is not None:
+            values, cu = values[inputs.span_tokens.long()], inputs.span_cu_seqlens.long()
+            assert int(cu[-1]) == len(values), "every token of a span is in a span"
         sums = torch.cat([values.new_zeros(1, 4), values.cumsum(0)])
         return (sums[cu[1:]] - sums[cu[:-1]]).float()
 
 
 def expected(batch: TokenBatch) -> np.ndarray:
+    starts = np.repeat(batch.cu_seqlens[:-1], batch.lengths)
+    positions = np.arange(batch.total_tokens) - starts
     rows = []
-    for a, b in zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True):
+    for a, b in batch._all_spans():
         ids = batch.ids[a:b].astype(float)
         types = 0 if batch.token_types is None else batch.token_types[a:b].astype(float).sum()
-        rows.append([ids.sum(), (ids * np.arange(1, b - a + 1)).sum(), b - a, types])
+        rows.append([ids.sum(), (ids * (positions[a:b] + 1)).sum(), b - a, types])
     return np.array(rows, np.float32)
 
 
-def random_batch(rng, lengths, typed=False) -> TokenBatch:
+def random_batch(rng, lengths, typed=False, spans=False) -> TokenBatch:
     cu = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     types = rng.integers(0, 2, cu[-1]).astype(np.uint8) if typed else None
-    return TokenBatch(rng.integers(0, 1000, cu[-1]).astype(np.int32), cu, types)
+    ids = rng.integers(0, 1000, cu[-1]).astype(np.int32)
+    if not spans:
+        return TokenBatch(ids, cu, types)
+    counts = rng.integers(1, 6, len(lengths)).astype(np.int32)
+    owners = np.repeat(np.arange(len(lengths)), counts)
+    firsts = rng.integers(cu[owners], cu[owners + 1])
+    ends = rng.integers(firsts, cu[owners + 1]) + 1
+    return TokenBatch(ids, cu, types, np.stack([firsts, ends], 1).astype(np.int32), counts)

@@ -11,7 +11,7 @@ from hortus.config import RoseConfig
 from hortus.errors import EngineError, OutOfMemory, StartError
 from hortus.metrics import Metrics
 from hortus.rose.gpu import GpuEngine
-from hortus.types import ModelInfo, TokenBatch
+from hortus.types import ModelInfo
 
 INFO = ModelInfo(name="fake", width=4, max_tokens=8192, vocab_size=1000)
 
@@ -84,7 +84,7 @@ def test_a_forgotten_result_harms_nobody(rng):
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.lists(st.integers(1, 900), min_size=1, max_size=30), st.booleans(), st.booleans()),
+        st.tuples(st.lists(st.integers(1, 900), min_size=1, max_size=30), st.booleans(), st.booleans(), st.booleans()),
         min_size=1,
         max_size=12,
     ),
@@ -94,8 +94,8 @@ def test_any_traffic_is_answered_right(steps, seed):
     rng = np.random.default_rng(seed)
     engine, device = make(graph_cap=3, graph_max_tokens=2048)
     waiting = []
-    for lengths, typed, wait in steps:
-        batch = random_batch(rng, lengths, typed)
+    for lengths, typed, wait, spans in steps:
+        batch = random_batch(rng, lengths, typed, spans)
         waiting.append((engine.step(batch), batch))
         if wait:
             lazy, batch = waiting.pop(0)
@@ -216,15 +216,14 @@ def test_the_engine_advises_its_step_as_the_batch():
     assert make()[0].info.batch_tokens == 4096
 
 
-def test_spans_are_refused_not_ignored(rng):
+def test_a_row_for_every_span(rng):
     engine, _ = make()
-    batch = random_batch(rng, [5, 3])
-    spans = TokenBatch(
-        batch.ids,
-        batch.cu_seqlens,
-        spans=np.array([[0, 2], [2, 5], [5, 8]], np.int32),
-        span_counts=np.array([2, 1], np.int32),
-    )
-    with pytest.raises(EngineError, match="--device cpu"):
-        engine.step(spans)
-    np.testing.assert_array_equal(engine.step(batch).result(), expected(batch))
+    for _ in range(3):
+        for lengths in ([5], [5, 3, 60], [9000, 1, 40], [500] * 40):
+            batch = random_batch(rng, lengths, spans=True)
+            rows = engine.step(batch).result()
+            assert rows.shape == (batch.rows, 4)
+            np.testing.assert_array_equal(rows, expected(batch))
+    plain = random_batch(rng, [5, 3, 60])
+    np.testing.assert_array_equal(engine.step(plain).result(), expected(plain))
+    assert counts(engine)["capture"] == 0  # steps with spans are of no bucket

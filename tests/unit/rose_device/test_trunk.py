@@ -7,6 +7,7 @@ from fake_device import FakeDevice, random_batch
 from hortus.bench import reference
 from hortus.config import RoseConfig
 from hortus.rose.attention.twin import TwinAttention
+from hortus.rose.cpu import CpuEngine
 from hortus.rose.gpu import GpuEngine
 from hortus.rose.kernels import twin
 from hortus.rose.kernels.linear import plain
@@ -30,7 +31,10 @@ class MeanOfTrunk:
         self.plan = self._trunk.plan
 
     def forward(self, inputs):
-        return twin.pool(self._trunk.forward(inputs), inputs.cu_seqlens, "mean")
+        x = self._trunk.forward(inputs)
+        if inputs.span_tokens is None:
+            return twin.pool(x, inputs.cu_seqlens, "mean")
+        return twin.pool(x.index_select(0, inputs.span_tokens), inputs.span_cu_seqlens, "mean")
 
 
 class Now(FakeDevice):
@@ -57,3 +61,15 @@ def test_padding_changes_no_row():
                 network.plan(one.cu_seqlens, cu, n)
                 want = network.forward(Inputs(torch.from_numpy(one.ids), torch.arange(n, dtype=torch.int32), None, cu))
             np.testing.assert_allclose(rows[i : i + 1], want.numpy(), atol=1e-5)
+
+
+def test_spans_are_the_cpu_engine_s():
+    network = MeanOfTrunk()
+    info = ModelInfo(name="t", width=SHAPE.hidden, max_tokens=512, vocab_size=SHAPE.vocab)
+    gpu = GpuEngine(network, info, RoseConfig(), device=Now(), piece_tokens=256)
+    cpu = CpuEngine(network, info)
+    rng = np.random.default_rng(0)
+    for lengths in ([1], [64], [3, 70, 1], [300, 2, 90]):
+        batch = random_batch(rng, lengths, spans=True)
+        batch.ids[:] %= SHAPE.vocab
+        np.testing.assert_allclose(gpu.step(batch).result(), cpu.step(batch).result(), atol=1e-5)
