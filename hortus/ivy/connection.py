@@ -2,7 +2,8 @@
 
 A request is judged by its head, answered in a task of its own once its body is there (or at once when nobody wants the body),
 and leaves in one write. What has arrived of the next ones waits, and then so does the client: reading stops. A client that
-leaves cancels its request's task. Knows a transport, time and tasks. Does not know HTTP's bytes, routes, ports or signals.
+leaves cancels its request's task. An answer in pieces, too, waits for a client that reads slowly; it is the connection's last.
+Knows a transport, time and tasks. Does not know HTTP's bytes, routes, ports or signals.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Protocol, cast
 
 from hortus.errors import Cancelled, DeadlineExceeded, Draining, EngineError, RequestError
@@ -27,6 +30,8 @@ DISCARD_S = 10.0
 the connection, and it would see that instead of the answer."""
 STALL_S = 60.0
 """A client that takes nothing of its answer for so long is cut off."""
+LAST_S = 1.0
+"""The same for the last piece of an answer in pieces when the server is stopping."""
 
 
 class Application(Judge, Protocol):
@@ -56,6 +61,8 @@ class Connection(asyncio.Protocol):
         self._bad: RequestError | None = None
         """To be told once what came before has been answered: these bytes are not HTTP."""
         self._paused = False
+        self._in_pieces = False
+        """The first request's answer is being sent piece by piece."""
         self._full: asyncio.Future[None] | None = None
         """Done once the client has taken enough of what was written."""
 
@@ -115,11 +122,13 @@ class Connection(asyncio.Protocol):
         """Close once what has begun is answered."""
         if not self._requests:
             self._transport.close()
+        elif self._in_pieces and self._full is not None:  # it does not even read what it has
+            self._transport.abort()
 
     def cut(self) -> None:
         """Time is up: what has begun is answered with Draining, or not at all when its answer is being sent."""
         first = self._requests[0] if self._requests else None
-        if first is None or first.sent:
+        if first is None or first.sent or self._in_pieces:
             self._transport.abort()
         elif self._task is not None and self._entered:
             self._task.cancel()
@@ -174,13 +183,16 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
             return
         self._write(request, answer)
+        if answer.pieces is not None and request.method != "HEAD":
+            await self._write_pieces(request, answer.pieces)
+            return
         if self._full is not None and not await self._taken():
             return
         request.sent = True
         self._end(request)
 
     def _write(self, request: Request, answer: Answer) -> None:
-        if self._app.draining:
+        if self._app.draining or answer.pieces is not None:
             request.keep_alive = False
         pieces = written(request, answer)
         if len(pieces) == 1:
@@ -188,14 +200,33 @@ class Connection(asyncio.Protocol):
         else:
             self._transport.writelines(pieces)
 
-    async def _taken(self) -> bool:
+    async def _write_pieces(self, request: Request, pieces: AsyncGenerator[bytes, None]) -> None:
+        """The body of an answer, as it comes; then close. A client that leaves cancels this."""
+        self._in_pieces = self._reader.ended = True
+        while len(self._requests) > 1:  # no answer can follow; reading goes on, so that a client is seen to leave
+            self._requests.pop()
+        self._listen()
+        self._transport.set_write_buffer_limits(0)  # `_full` then tells of anything that the client has not taken
+        try:
+            async with aclosing(pieces):
+                async for piece in pieces:
+                    self._transport.write(piece)
+                    if self._full is not None and not await self._taken(LAST_S if self._app.draining else STALL_S):
+                        return
+        except Exception:
+            log.exception("request %s failed in the middle of its answer: a fault in this server", request.name)
+        self._requests.clear()
+        self._transport.close()
+
+    async def _taken(self, stall_s: float | None = None) -> bool:
         """Wait until the client has taken most of its answer, however slowly; whether it has."""
+        stall_s = STALL_S if stall_s is None else stall_s
         left = self._transport.get_write_buffer_size()
         while (full := self._full) is not None:
-            await asyncio.wait([full], timeout=STALL_S)
+            await asyncio.wait([full], timeout=stall_s)
             before, left = left, self._transport.get_write_buffer_size()
             if not full.done() and left >= before:
-                log.info("a client took nothing of its answer for %g s: cut off", STALL_S)
+                log.info("a client took nothing of its answer for %g s: cut off", stall_s)
                 self._transport.abort()
                 return False
         return not self.closed.done()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -28,6 +28,9 @@ class Answer:
     content_type: bytes = b"application/json"
     timings: Timings | None = None
     """Where the time went, for answers that ran the model."""
+    pieces: AsyncGenerator[bytes, None] | None = None
+    """A body that comes bit by bit, instead of `body`: it ends with its connection. Closed when the client leaves; whoever
+    makes it ends it when the app drains."""
 
 
 class Request:

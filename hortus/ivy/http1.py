@@ -147,10 +147,10 @@ class Reader:
 
 
 def written(request: Request, answer: Answer) -> list[bytes]:
-    """The whole answer as it is sent, in one piece when it is small."""
+    """The whole answer as it is sent, in one piece when it is small; the head of one whose body comes in pieces."""
     lines = [
         _STATUS[answer.status], _date(), b"\r\ncontent-type: ", answer.content_type,
-        b"\r\ncontent-length: %d\r\n" % len(answer.body),
+        b"\r\ncontent-length: %d\r\n" % len(answer.body) if answer.pieces is None else b"\r\n",
     ]  # fmt: skip
     lines += [b"%b: %b\r\n" % header for header in answer.headers]
     if not request.keep_alive:
