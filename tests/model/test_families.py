@@ -48,6 +48,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"type_vocab_size": 0, "hidden_act": "silu", "tie_word_embeddings": False}
         | {"rope_parameters": {"rope_theta": 500.0, "rope_type": "default"}},
     ),
+    "gte, stretched": (
+        "Gte",
+        SIZES | {"rope_parameters": {"rope_theta": 20_000.0, "rope_type": "linear", "factor": 4.0}},
+    ),
     "modernbert, all layers see all": ("ModernBert", MODERN | {"global_attn_every_n_layers": 1}),
 }
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -24,10 +24,12 @@ class Heads:
     causal: bool = False
     window: int | None = None
     """Tokens visible to each side (sliding window); None: all."""
+    scaled: float | None = None
+    """What scores are multiplied by, where it is not 1 / sqrt(head_dim)."""
 
     @property
     def scale(self) -> float:
-        return 1.0 / math.sqrt(self.head_dim)
+        return 1.0 / math.sqrt(self.head_dim) if self.scaled is None else self.scaled
 
 
 class Bias(Protocol):

@@ -18,7 +18,7 @@ from hortus.errors import StartError
 from hortus.rose.attention import Heads
 from hortus.rose.kernels.linear import ACTIVATIONS, Linear
 from hortus.rose.models import ACTIVATION_NAMES, Classifier, Family, Kit, Step, Vocabulary, Weights
-from hortus.rose.models.qwen3 import rotary_tables
+from hortus.rose.models.rotary import Rope, read_rope, rotary_tables
 from hortus.rose.network import Inputs
 from hortus.types import Int32
 
@@ -39,8 +39,8 @@ class ModernBertSpec:
     """Tokens to each side that the other layers see."""
     windowed: tuple[bool, ...]
     """Layer by layer."""
-    thetas: tuple[float, float]
-    """Rotary base of layers that see all, and of the others."""
+    ropes: tuple[Rope, Rope]
+    """Of layers that see all, and of the others."""
     positions: int
     """Longest sequence: rows of the rotary tables."""
     eps: float
@@ -92,9 +92,9 @@ def spec_from_config(config: dict[str, Any]) -> ModernBertSpec:
         heads=Heads(heads=heads, kv_heads=heads, head_dim=hidden // heads),
         window=whole("local_attention", 128) // 2,
         windowed=tuple(_WINDOWED[k] for k in kinds),
-        thetas=(
-            _theta(config, "full_attention", "global_rope_theta", 160_000.0),
-            _theta(config, "sliding_attention", "local_rope_theta", 10_000.0),
+        ropes=(
+            read_rope(config, 160_000.0, hidden // heads, layers="full_attention", key="global_rope_theta"),
+            read_rope(config, 10_000.0, hidden // heads, layers="sliding_attention", key="local_rope_theta"),
         ),
         positions=whole("max_position_embeddings", 8192),
         eps=float(config.get("norm_eps", 1e-5)),
@@ -108,18 +108,6 @@ def spec_from_config(config: dict[str, Any]) -> ModernBertSpec:
         head_activation=activation("classifier_activation"),
         pooling=pooling,
     )
-
-
-def _theta(config: dict[str, Any], layers: str, key: str, default: float) -> float:
-    """Rotary base of one kind of layer: rope_parameters (transformers 5), else a key of its own (4)."""
-    rope = {**(config.get("rope_scaling") or {}), **((config.get("rope_parameters") or {}).get(layers) or {})}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise StartError(f"config.json of modernbert: rope type {kind!r} is not supported; supported: default")
-    theta = rope.get("rope_theta", config.get(key, default))
-    if not isinstance(theta, int | float) or theta <= 0:
-        raise StartError(f"config.json of modernbert: {key} must be a positive number, not {theta!r}")
-    return float(theta)
 
 
 def shapes(spec: ModernBertSpec) -> dict[str, tuple[int, ...]]:
@@ -177,7 +165,7 @@ class ModernBert:
         kinds = {False: h, True: Heads(heads=h.heads, kv_heads=h.kv_heads, head_dim=h.head_dim, window=spec.window)}
         self._attention = {w: kit.attention(kinds[w]) for w in sorted(set(spec.windowed))}
         self._rotary = {
-            w: kit.ops.Rotary(*rotary_tables(spec.thetas[w], h.head_dim, spec.positions, device))
+            w: kit.ops.Rotary(*rotary_tables(spec.ropes[w], h.head_dim, spec.positions, device))
             for w in self._attention
         }
         self._layers = [_layer(spec, weights, kit, n, self._rotary[w]) for n, w in enumerate(spec.windowed)]

@@ -19,6 +19,7 @@ from hortus.errors import StartError
 from hortus.rose.attention import Heads
 from hortus.rose.kernels.linear import Linear
 from hortus.rose.models import Classifier, Family, Kit, Step, Weights
+from hortus.rose.models.rotary import Rope, read_rope, rotary_tables
 from hortus.rose.network import Inputs
 from hortus.types import Int32
 
@@ -34,7 +35,7 @@ class Qwen3Spec:
     vocab: int
     heads: Heads
     eps: float
-    theta: float
+    rope: Rope
     positions: int
     """Longest sequence: rows of the rotary tables."""
     qk_norm: bool
@@ -88,7 +89,7 @@ def spec_from_config(config: dict[str, Any]) -> Qwen3Spec:
         vocab=whole("vocab_size"),
         heads=Heads(heads=heads, kv_heads=kv_heads, head_dim=head_dim, causal=causal, window=window),
         eps=float(config.get("rms_norm_eps", 1e-6)),
-        theta=_theta(config, model_type),
+        rope=read_rope(config, 10_000.0, head_dim),
         positions=positions,
         qk_norm=model_type in ("qwen3", "bidirectional_pplx_qwen3"),
         qkv_bias=bias or qwen2,
@@ -106,17 +107,6 @@ def _causal(config: dict[str, Any], model_type: str) -> bool:
     if both_ways is None:
         both_ways = model_type == "bidirectional_pplx_qwen3" or config.get("is_causal") is False
     return not both_ways
-
-
-def _theta(config: dict[str, Any], model_type: str) -> float:
-    """Base of the rotary frequencies: rope_parameters (transformers 5) or rope_theta and rope_scaling (4)."""
-    rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise StartError(f"config.json of {model_type}: rope type {kind!r} is not supported; supported: default")
-    if rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0:
-        raise StartError(f"config.json of {model_type}: partial_rotary_factor is not supported")
-    return float(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
 
 
 def shapes(spec: Qwen3Spec) -> dict[str, tuple[int, ...]]:
@@ -144,13 +134,6 @@ def shapes(spec: Qwen3Spec) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def rotary_tables(theta: float, head_dim: int, positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(cos, sin), each [positions, head_dim / 2] float32: angle p / theta^(2 i / head_dim) (Su et al., arXiv 2104.09864)."""
-    frequency = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
-    angle = torch.outer(torch.arange(positions, dtype=torch.float32), frequency)
-    return angle.cos().to(device), angle.sin().to(device)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layer:
     """One block: matrices joined with what follows them, see kernels/twin.py."""
@@ -171,7 +154,7 @@ class Qwen3:
         self._spec, self._ops = spec, kit.ops
         self._attention = kit.attention(spec.heads)
         self._embed = weights.pop("embed_tokens.weight")
-        tables = rotary_tables(spec.theta, spec.heads.head_dim, spec.positions, self._embed.device)
+        tables = rotary_tables(spec.rope, spec.heads.head_dim, spec.positions, self._embed.device)
         self._rotary = kit.ops.Rotary(*tables)
         norms = [weights.pop(f"layers.{n}.input_layernorm.weight") for n in range(spec.layers)]
         norms.append(weights.pop("norm.weight"))

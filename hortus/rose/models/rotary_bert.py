@@ -17,7 +17,7 @@ from hortus.errors import StartError
 from hortus.rose.attention import Heads
 from hortus.rose.kernels.linear import ACTIVATIONS, Linear
 from hortus.rose.models import ACTIVATION_NAMES, Classifier, Family, Kit, Step, Vocabulary, Weights
-from hortus.rose.models.qwen3 import rotary_tables
+from hortus.rose.models.rotary import Rope, read_rope, rotary_tables
 from hortus.rose.network import Inputs
 from hortus.types import Int32
 
@@ -121,7 +121,7 @@ class RotaryBertSpec:
     intermediate: int
     vocab: int
     heads: Heads
-    theta: float
+    rope: Rope
     positions: int
     """Longest sequence: rows of the rotary tables."""
     eps: float
@@ -159,9 +159,6 @@ def spec_from_config(config: dict[str, Any]) -> RotaryBertSpec:
         raise StartError(
             f"config.json of {kind}: activation {act!r} is not supported; supported: {', '.join(ACTIVATION_NAMES)}"
         )
-    rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-    if (how := rope.get("rope_type", rope.get("type", "default"))) != "default":
-        raise StartError(f"config.json of {kind}: rope type {how!r} is not supported; supported: default")
     hidden, heads = whole("hidden_size"), whole("num_attention_heads")
     head_dim = hidden // heads
     if hidden % heads or head_dim % 2 or config.get("head_dim") not in (None, head_dim):
@@ -173,7 +170,7 @@ def spec_from_config(config: dict[str, Any]) -> RotaryBertSpec:
         intermediate=whole("intermediate_size"),
         vocab=whole("vocab_size"),
         heads=Heads(heads=heads, kv_heads=heads, head_dim=head_dim),
-        theta=float(rope.get("rope_theta", config.get("rope_theta", names.theta))),
+        rope=read_rope(config, names.theta, head_dim),
         positions=whole("max_position_embeddings", 2048 if kind == "nomic_bert" else 8192),
         eps=float(config.get("layer_norm_eps", 1e-12)),
         activation=ACTIVATION_NAMES[act],
@@ -229,7 +226,7 @@ class RotaryBert:
         self._attention = kit.attention(spec.heads)
         self._word = weights.pop("embeddings.word_embeddings.weight")
         self._segment = weights.pop("embeddings.token_type_embeddings.weight") if spec.segments else None
-        tables = rotary_tables(spec.theta, spec.heads.head_dim, spec.positions, self._word.device)
+        tables = rotary_tables(spec.rope, spec.heads.head_dim, spec.positions, self._word.device)
         self._rotary = kit.ops.Rotary(*tables)
         self._norm = _norm(weights, spec.names.embeddings_norm)
         self._layers = [_layer(spec, weights, kit, n, self._rotary) for n in range(spec.layers)]

@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hypothesis import given  # noqa: E402
+from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from hortus.errors import EngineError, OutOfMemory  # noqa: E402
@@ -46,6 +46,7 @@ def engine(network: Sums | None = None) -> CpuEngine:
     return CpuEngine(network or Sums(), ModelInfo(name="m", width=4, max_tokens=5000, vocab_size=100))
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.booleans(), st.sampled_from([1, 50, 200, 10_000]))
 def test_rows_come_in_the_batches_order(lengths: list[int], typed: bool, most: int) -> None:
     rng = np.random.default_rng(0)
@@ -67,6 +68,7 @@ def test_rows_come_in_the_batches_order(lengths: list[int], typed: bool, most: i
     assert all(piece == sorted(piece) for piece in network.pieces)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.sampled_from([1, 50, 10_000]), st.integers(0, 9))
 def test_spans_have_rows_of_their_own(lengths: list[int], most: int, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -14,6 +14,7 @@ from hortus.rose.attention.twin import TwinAttention
 from hortus.rose.kernels import linear, twin
 from hortus.rose.models import Kit, find
 from hortus.rose.models.qwen3 import FAMILY, Qwen3Spec
+from hortus.rose.models.rotary import Rope
 from hortus.rose.network import Inputs
 from hortus.types import TokenBatch
 
@@ -117,8 +118,8 @@ def test_theta_by_either_name():
     del said["rope_parameters"]
     old = FAMILY.spec_from_config({**said, "rope_theta": 1e6})
     new = FAMILY.spec_from_config({**said, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}})
-    assert old.theta == new.theta == 1e6
-    assert FAMILY.spec_from_config({**said, "rope_theta": 1e6, "rope_scaling": None}).theta == 1e6
+    assert old.rope == new.rope == Rope(1e6)
+    assert FAMILY.spec_from_config({**said, "rope_theta": 1e6, "rope_scaling": None}).rope == Rope(1e6)
 
 
 def test_both_model_types_are_this_family():
@@ -130,7 +131,8 @@ def test_both_model_types_are_this_family():
     ("change", "words"),
     [
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}, "rope type 'yarn'"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": None}, "rope type 'linear'"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}, "rope_parameters": None}, "rope type 'dynamic'"),
+        ({"rope_scaling": {"type": "linear", "factor": 0.5}, "rope_parameters": None}, "must be 1 or more, not 0.5"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
         ({"use_sliding_window": True, "sliding_window": 128}, "use_sliding_window"),
