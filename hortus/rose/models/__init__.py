@@ -37,6 +37,8 @@ _FILES = {
     "bert": "bert",
     "camembert": "bert",
     "distilbert": "bert",
+    "gemma": "gemma",
+    "gemma3_text": "gemma",
     "gte": "rotary_bert",
     "llama": "llama",
     "mistral": "llama",

@@ -1,0 +1,256 @@
+"""Gemma 3 text (EmbeddingGemma among them) and Gemma: norms before and after each block, wide heads, scaled embeddings.
+
+RMSNorm weights are stored less one. Gemma 3 norms q and k by head, norms what a block gives before it is added, and most of
+its layers see a window, with a rotary base of their own; EmbeddingGemma sees both ways (Gemma 3 report, arXiv 2503.19786;
+EmbeddingGemma, arXiv 2509.20354). Gemma (arXiv 2403.08295) has none of these. transformers' models for the details.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hortus.errors import StartError
+from hortus.rose.attention import Heads
+from hortus.rose.kernels.linear import ACTIVATIONS, Linear
+from hortus.rose.models import ACTIVATION_NAMES, Classifier, Family, Kit, Step, Weights
+from hortus.rose.models.rotary import Rope, read_rope, rotary_tables
+from hortus.rose.network import Inputs
+from hortus.types import Int32
+
+_WINDOWED = {"full_attention": False, "sliding_attention": True}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GemmaSpec:
+    """What config.json says, checked."""
+
+    model_type: str
+    hidden: int
+    intermediate: int
+    vocab: int
+    heads: Heads
+    """Of a layer that sees all tokens (all before it, when causal)."""
+    window: int
+    """Tokens that the other layers see to each side, or before."""
+    windowed: tuple[bool, ...]
+    """Layer by layer."""
+    ropes: tuple[Rope, Rope]
+    """Of layers that see all, and of the others."""
+    positions: int
+    """Longest sequence: rows of the rotary tables."""
+    eps: float
+    activation: str
+    """A key of kernels.linear.ACTIVATIONS."""
+    third: bool
+    """Gemma 3: q and k are normed, and what a block gives too."""
+    tied: bool
+    """The language model's last matrix is the word embeddings'."""
+
+
+def spec_from_config(config: dict[str, Any]) -> GemmaSpec:
+    """config.json -> GemmaSpec; StartError names the key at fault. Defaults are transformers'."""
+    model_type = config.get("model_type", "gemma3_text")
+    third = model_type == "gemma3_text"
+
+    def wrong(key: str, wanted: str) -> StartError:
+        return StartError(f"config.json of {model_type}: {key} must be {wanted}, not {config.get(key)!r}")
+
+    def whole(key: str, default: int | None = None) -> int:
+        value = config.get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise wrong(key, "a positive whole number")
+        return value
+
+    for key in ("attention_bias", "attn_logit_softcapping", "final_logit_softcapping"):
+        if config.get(key):
+            raise StartError(f"config.json of {model_type}: {key} {config[key]!r} is not supported")
+    # Gemma's first files say gelu and mean its approximation by tanh, whatever hidden_act says; Gemma 3 means what it says.
+    key = "hidden_activation" if third or config.get("hidden_activation") else "hidden_act"
+    activation = config.get(key, "gelu_pytorch_tanh")
+    if activation not in ACTIVATION_NAMES:
+        raise wrong(key, f"one of {', '.join(ACTIVATION_NAMES)}")
+    activation = "gelu_tanh" if activation == "gelu" and not third else ACTIVATION_NAMES[activation]
+    heads, kv_heads, head_dim = whole("num_attention_heads"), whole("num_key_value_heads"), whole("head_dim", 256)
+    if heads % kv_heads or head_dim % 2:
+        raise StartError(
+            f"config.json of {model_type}: {heads} heads must be a multiple of {kv_heads} key-value heads, "
+            f"and head_dim {head_dim} even"
+        )
+    both_ways, layers = bool(config.get("use_bidirectional_attention")), whole("num_hidden_layers")
+    every = whole("sliding_window_pattern", 6)
+    kinds = config.get("layer_types") or [
+        "sliding_attention" if third and (n + 1) % every else "full_attention" for n in range(layers)
+    ]
+    known = _WINDOWED if third else ("full_attention",)
+    if len(kinds) != layers or not set(kinds) <= set(known):
+        raise wrong("layer_types", f"{layers} times one of {', '.join(known)}")
+    sliding = whole("sliding_window", 4096) if any(_WINDOWED[k] for k in kinds) else 2
+    return GemmaSpec(
+        model_type=model_type,
+        hidden=whole("hidden_size"),
+        intermediate=whole("intermediate_size"),
+        vocab=whole("vocab_size"),
+        heads=Heads(
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            causal=not both_ways,
+            scaled=whole("query_pre_attn_scalar", 256) ** -0.5 if third else None,
+        ),
+        # Both ways it is the width of the whole window; else the token itself is one of those seen.
+        window=sliding // 2 if both_ways else sliding - 1,
+        windowed=tuple(_WINDOWED[k] for k in kinds),
+        ropes=(
+            read_rope(config, 1_000_000.0, head_dim, layers="full_attention")
+            if third
+            else read_rope(config, 10_000.0, head_dim),
+            # A rope_scaling is that of the layers that see all.
+            read_rope(
+                {**config, "rope_scaling": None},
+                10_000.0,
+                head_dim,
+                layers="sliding_attention",
+                key="rope_local_base_freq",
+            ),
+        ),
+        positions=whole("max_position_embeddings", 131_072 if third else 8192),
+        eps=float(config.get("rms_norm_eps", 1e-6)),
+        activation=activation,
+        third=third,
+        tied=config.get("tie_word_embeddings", True) is not False,
+    )
+
+
+def shapes(spec: GemmaSpec) -> dict[str, tuple[int, ...]]:
+    """Every tensor of the trunk by its checkpoint name without `model.`."""
+    h, d, inner = spec.hidden, spec.heads.head_dim, spec.intermediate
+    q, kv = spec.heads.heads * d, spec.heads.kv_heads * d
+    found: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (spec.vocab, h), "norm.weight": (h,)}
+    for n in range(len(spec.windowed)):
+        at = f"layers.{n}."
+        for norm in ("input", "post_attention", *(("pre_feedforward", "post_feedforward") if spec.third else ())):
+            found[f"{at}{norm}_layernorm.weight"] = (h,)
+        if spec.third:
+            found[at + "self_attn.q_norm.weight"] = (d,)
+            found[at + "self_attn.k_norm.weight"] = (d,)
+        for name, out in (("q", q), ("k", kv), ("v", kv)):
+            found[f"{at}self_attn.{name}_proj.weight"] = (out, h)
+        found[at + "self_attn.o_proj.weight"] = (h, q)
+        found[at + "mlp.gate_proj.weight"] = (inner, h)
+        found[at + "mlp.up_proj.weight"] = (inner, h)
+        found[at + "mlp.down_proj.weight"] = (h, inner)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layer:
+    """One block. Norms are whole (the stored weight and one), in float32."""
+
+    windowed: bool
+    qkv: Callable[[Tensor, Any], Tensor]
+    """(input, the step's angles) -> q, k and v; q and k turned."""
+    out: Linear
+    out_norm: Tensor | None
+    mlp_norm: Tensor
+    up: Linear
+    """[what is activated | what it is multiplied by]"""
+    down: Linear
+    down_norm: Tensor | None
+    next_norm: Tensor
+    """What norms the residual after the block."""
+
+
+class Gemma:
+    """The trunk. An attention with its rotary tables for each kind of layer."""
+
+    def __init__(self, spec: GemmaSpec, weights: Weights, kit: Kit) -> None:
+        self._spec, self._ops = spec, kit.ops
+        self._act = ACTIVATIONS[spec.activation]
+        self._embed = weights.pop("embed_tokens.weight")
+        # Rounded to the run's format, as the reference does: 27.71 is 27.75 in bfloat16.
+        self._scale = float(torch.tensor(spec.hidden**0.5).to(self._embed.dtype))
+        kinds = {False: spec.heads, True: replace(spec.heads, window=spec.window)}
+        self._attention = {w: kit.attention(kinds[w]) for w in sorted(set(spec.windowed))}
+        self._rotary = {}
+        for w in self._attention:
+            tables = rotary_tables(spec.ropes[w], spec.heads.head_dim, spec.positions, self._embed.device)
+            self._rotary[w] = kit.ops.Rotary(*tables)
+        layers = range(len(spec.windowed))
+        norms = [_norm(weights, f"layers.{n}.input_layernorm") for n in layers] + [_norm(weights, "norm")]
+        self._first_norm = norms[0]
+        self._layers = [_layer(spec, weights, kit, n, self._rotary[spec.windowed[n]], norms[n + 1]) for n in layers]
+
+    def plan(self, cu_seqlens_cpu: Int32, cu_seqlens: Tensor, max_seqlen: int) -> None:
+        for attention in self._attention.values():
+            attention.plan(cu_seqlens_cpu, cu_seqlens, max_seqlen)
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """[T, hidden] after the final norm."""
+        ops, eps, h = self._ops, self._spec.eps, self._spec.heads
+        residual = ops.embed(inputs.ids, self._embed) * self._scale  # [T, hidden], grows in place
+        x: Tensor = ops.rms_norm(residual, self._first_norm, eps)
+        angles = {windowed: rotary.at(inputs.positions) for windowed, rotary in self._rotary.items()}
+        for layer in self._layers:
+            qkv = layer.qkv(x, angles[layer.windowed])  # [T, (heads + 2 kv_heads) head_dim]
+            q, k, v = torch.split(qkv.view(qkv.shape[0], -1, h.head_dim), [h.heads, h.kv_heads, h.kv_heads], 1)
+            x = layer.out(self._attention[layer.windowed].run(q, k, v).flatten(1))
+            x = self._add_norm(x, layer.out_norm, residual, layer.mlp_norm)
+            gate, up = layer.up(x).chunk(2, -1)
+            x = self._add_norm(layer.down(self._act(gate) * up), layer.down_norm, residual, layer.next_norm)
+        return x
+
+    def _add_norm(self, x: Tensor, own: Tensor | None, residual: Tensor, norm: Tensor) -> Tensor:
+        """residual += x, normed by its own norm where it has one; -> the residual, normed."""
+        ops, eps = self._ops, self._spec.eps
+        x = x.contiguous() if own is None else ops.rms_norm(x.contiguous(), own, eps)
+        y: Tensor = ops.add_rms_norm_(x, residual, norm, eps)
+        return y
+
+
+def _norm(weights: Weights, name: str) -> Tensor:
+    return weights.pop(name + ".weight").float() + 1
+
+
+def _layer(spec: GemmaSpec, weights: Weights, kit: Kit, n: int, rotary: Any, next_norm: Tensor) -> Layer:
+    """Block n, its weights taken out of `weights`."""
+    at, h = f"layers.{n}.", spec.heads
+
+    def take(name: str) -> Tensor:
+        return weights.pop(f"{at}{name}.weight")
+
+    qkv = torch.cat([take(f"self_attn.{name}_proj") for name in "qkv"])
+    q_norm, k_norm = (_norm(weights, f"{at}self_attn.{name}_norm") if spec.third else None for name in "qk")
+    # Gemma calls the norm before the MLP what Gemma 3 calls the one after attention.
+    after = _norm(weights, at + "post_attention_layernorm")
+    return Layer(
+        windowed=spec.windowed[n],
+        qkv=kit.ops.turned(qkv, None, q_norm, k_norm, rotary, h.heads, h.kv_heads, spec.eps, kit.linear),
+        out=kit.linear(take("self_attn.o_proj")),
+        out_norm=after if spec.third else None,
+        mlp_norm=_norm(weights, at + "pre_feedforward_layernorm") if spec.third else after,
+        up=kit.linear(torch.cat([take("mlp.gate_proj"), take("mlp.up_proj")])),
+        down=kit.linear(take("mlp.down_proj")),
+        down_norm=_norm(weights, at + "post_feedforward_layernorm") if spec.third else None,
+        next_norm=next_norm,
+    )
+
+
+def classifier(spec: GemmaSpec, labels: int) -> Classifier:
+    """*ForSequenceClassification: one matrix, on the last token."""
+    return Classifier(pooling="last", steps=(Step(name="score", inputs=spec.hidden, outputs=labels, bias=False),))
+
+
+FAMILY = Family(
+    spec_from_config=spec_from_config,
+    shapes=shapes,
+    build=Gemma,
+    classifier=classifier,
+    prefixes=("model.",),
+    ignored=(r"lm_head\..*", r"rotary_emb(_local)?\..*"),
+    refused_dtypes=(("float16", "activations overflow its range and become NaN; use bfloat16 or float32"),),
+)
