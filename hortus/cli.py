@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import logging
 import os
 import signal
@@ -173,10 +174,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(command: str, model: str, settings: config.Config, supervised: bool) -> int:
     """The chosen command. Only `serve` in one process starts without gRPC."""
     if command == "serve" and settings.link.gateways == 0 and settings.link.replicas == 1:
+        if idle := config.without_link(settings.link):
+            raise StartError(
+                f"{idle[0]}: there is no link in one process; it needs --gateways or --replicas, or `hortus tulip` and "
+                "`hortus ivy`"
+            )
         from hortus.serve import serve
 
         return serve(model, settings)
     try:
+        for name in ("grpc", "grpc_health", "grpc_reflection", "google.protobuf"):  # before any process is started
+            if importlib.util.find_spec(name) is None:
+                raise ModuleNotFoundError(name=name)
         if command == "tulip":
             from hortus.serve_tulip import serve_tulip
 

@@ -279,6 +279,17 @@ class LinkConfig:
     )
 
 
+_ONLY_BETWEEN_PROCESSES = ("silence_s", "slow_start_s", "link_ca", "link_cert", "link_key", "link_token")
+
+
+def without_link(link: LinkConfig) -> list[str]:
+    """The flags that were set although they mean nothing to `hortus serve` in one process. Pure."""
+    unset = LinkConfig()
+    return [
+        "--" + name.replace("_", "-") for name in _ONLY_BETWEEN_PROCESSES if getattr(link, name) != getattr(unset, name)
+    ]
+
+
 Section = type[IvyConfig] | type[TulipConfig] | type[RoseConfig] | type[LinkConfig]
 SECTIONS: dict[str, Section] = {"ivy": IvyConfig, "tulip": TulipConfig, "rose": RoseConfig, "link": LinkConfig}
 

@@ -192,7 +192,8 @@ class Connection(asyncio.Protocol):
         self._end(request)
 
     def _write(self, request: Request, answer: Answer) -> None:
-        if self._app.draining or answer.pieces is not None:
+        last = len(self._requests) < 2  # else those behind it are told as well that this server drains
+        if answer.pieces is not None or (self._app.draining and last):
             request.keep_alive = False
         pieces = written(request, answer)
         if len(pieces) == 1:
@@ -244,10 +245,10 @@ class Connection(asyncio.Protocol):
         if not request.keep_alive or (self._app.draining and not self._requests):
             self._reader.ended = True
             self._requests.clear()
-            self._transport.close()
+            self._leave()
         elif self._requests:
             self._requests[0].begin()
-            if len(self._requests) == 1:
+            if len(self._requests) == 1 and not (self._app.draining and self._requests[0].complete):
                 self._listen()
             self._advance()
         elif self._bad is not None:
@@ -263,6 +264,18 @@ class Connection(asyncio.Protocol):
         self._bad = None
         request = Request("", "", {}, 0.0, client="", keep_alive=False)
         self._write(request, error_answer(error))
+        self._linger()
+
+    def _leave(self) -> None:
+        """Close, but not on what a client has sent and nobody has read: that would reset the connection before its answers."""
+        if self._paused:
+            self._listen()
+            self._linger()
+        else:
+            self._transport.close()
+
+    def _linger(self) -> None:
+        """Say that nothing more comes, and throw away what does until the client closes, for a while."""
         self._timer = self._loop.call_later(DISCARD_S, self._transport.close)
         if self._transport.can_write_eof():
             self._transport.write_eof()

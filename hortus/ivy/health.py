@@ -114,6 +114,7 @@ class Health:
             "label2id": {n: i for i, n in enumerate(names)},
         }
         kind = "reranker" if len(names) == 1 else "classifier" if names else "embedding"
+        pooling = "splade" if info.kind == "sparse" else info.pooling
         told: dict[str, Any] = {
             "version": __version__,
             # As TEI has it.
@@ -121,7 +122,7 @@ class Health:
             "model_sha": info.revision,
             "model_dtype": info.dtype,
             "served_model_name": info.name,
-            "model_type": {kind: labelled if names else {"pooling": info.pooling}},
+            "model_type": {kind: labelled if names else {"pooling": pooling}},
             "max_input_length": info.max_tokens,
             "max_batch_tokens": info.batch_tokens,
             "max_client_batch_size": self._config.max_inputs,

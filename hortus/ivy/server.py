@@ -9,22 +9,31 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 import ssl
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from types import FrameType
+from typing import cast
 
 from hortus.config import IvyConfig
-from hortus.errors import StartError
+from hortus.errors import Overloaded, StartError
 from hortus.ivy.app import App
 from hortus.ivy.connection import Connection
+from hortus.ivy.exchange import Request, error_answer
+from hortus.ivy.http1 import written
 
 log = logging.getLogger("hortus.ivy")
 
 Started = Callable[[str], Awaitable[None]]
 
 BACKLOG = 2048
+RESERVED_FILES = 128
+"""Open files left for everything but connections: models, replicas, logs."""
+MOST_FILES = 2**20
+"""Of a system that sets no limit."""
 
 
 def bind(host: str, port: int, *, reuse_port: bool = False, listen: bool = True) -> socket.socket:
@@ -78,13 +87,15 @@ async def serve(
     loading = asyncio.create_task(_load(started, address_of(sock, "https" if tls else "http")))
     loading.add_done_callback(lambda task: stop.set() if task.cancelled() or task.exception() else None)
     connections: set[Connection] = set()
+    door = Door(app, connections, room_for_connections())
     try:
         with _signals(stop, app.reload):
-            server = await asyncio.get_running_loop().create_server(
-                lambda: Connection(app, connections), sock=sock, ssl=tls, backlog=BACKLOG
-            )
+            server = await asyncio.get_running_loop().create_server(door, sock=sock, ssl=tls, backlog=BACKLOG)
             await stop.wait()
-            log.info("stopping: finishing %d requests, at most %g s", app.in_flight, config.drain_s)
+            if not (
+                loading.done() and not loading.cancelled() and loading.exception()
+            ):  # that is told by whoever runs this
+                log.info("stopping: finishing %d requests, at most %g s", app.in_flight, config.drain_s)
             app.drain()
             loading.cancel()
             server.close()
@@ -96,6 +107,62 @@ async def serve(
         loading.cancel()
         sock.close()
         app.close()
+
+
+def room_for_connections() -> int:
+    """How many this process has open files for, with its own limit raised as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    with contextlib.suppress(OSError, ValueError):  # a system may know better
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, (MOST_FILES if soft == resource.RLIM_INFINITY else soft) - RESERVED_FILES)
+
+
+class Door:
+    """Makes the connections. One more than there is room for is told so at once and closed: without this the system would close
+    it without a word, and a server out of files could not even open its own."""
+
+    def __init__(self, app: App, connections: set[Connection], room: int) -> None:
+        self._app, self._connections, self._room = app, connections, room
+        self._leaving: set[_Refusal] = set()
+        self._said = float("-inf")
+
+    def __call__(self) -> asyncio.Protocol:
+        """The protocol of the next connection."""
+        if len(self._connections) < self._room:
+            return Connection(self._app, self._connections)
+        if time.monotonic() - self._said > 10:
+            self._said = time.monotonic()
+            log.warning(
+                "%d connections are open, as many as there are open files for (ulimit -n): refusing more", self._room
+            )
+        return _Refusal(self._room, self._leaving)
+
+
+class _Refusal(asyncio.Protocol):
+    """A connection too many: one answer, whatever it asks, and a second to read it."""
+
+    def __init__(self, room: int, leaving: set[_Refusal]) -> None:
+        self._room, self._leaving = room, leaving
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast(asyncio.Transport, transport)
+        if len(self._leaving) >= RESERVED_FILES // 2:
+            transport.abort()
+            return
+        self._leaving.add(self)
+        error = Overloaded(f"this server has {self._room} connections, as many as its open files allow (ulimit -n)")
+        request = Request("", "", {}, 0.0, client="", keep_alive=False)
+        transport.writelines(written(request, error_answer(error)))
+        if transport.can_write_eof():
+            transport.write_eof()
+            asyncio.get_running_loop().call_later(1.0, transport.close)
+        else:
+            transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._leaving.discard(self)
 
 
 async def _drain(connections: set[Connection], drain_s: float) -> None:

@@ -136,10 +136,18 @@ def _pickle(file: Path) -> Iterator[tuple[str, Tensor]]:
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as e:  # noqa: BLE001  a broken pickle raises anything; all of it means the same
-        raise StartError(f"{file}: not weights that can be read safely ({type(e).__name__}: {e})") from None
+        raise StartError(f"{file}: not weights that can be read safely ({_why(e)}); fetch it again") from None
     if not isinstance(state, dict):
         raise StartError(f"{file}: expected a dictionary of tensors")
     yield from ((str(name), t) for name, t in state.items() if isinstance(t, Tensor))
+
+
+def _why(error: Exception) -> str:
+    """The one line of torch's text that says what is wrong with the file; the rest is advice to read it unsafely."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = next((x for x in lines if "nsupported" in x), lines[0] if lines else "")
+    told = told.split(". ")[0].rstrip(".")
+    return f"{type(error).__name__}: {told:.160}" if told else type(error).__name__
 
 
 def _some(names: list[str], most: int = 8) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import sys
 
+import uvloop
 from gateway_server import FOLDER
 
 from hortus.config import IvyConfig, TulipConfig
@@ -27,4 +28,5 @@ async def main(delay_s: float, templates: str | None = None) -> None:
     await scheduler.close()
 
 
-asyncio.run(main(float(sys.argv[1]), *sys.argv[2:]))
+with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    runner.run(main(float(sys.argv[1]), *sys.argv[2:]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -312,6 +313,59 @@ def test_a_second_signal_exits_at_once():
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
         assert process.wait(5) == 128 + signal.SIGTERM
+
+
+def test_more_clients_than_open_files_are_told_so():
+    """With 192 open files in all, 128 of them kept for other things."""
+    command = f"ulimit -n 192; exec {sys.executable} {PROGRAM} 0"
+    env = {**os.environ, "PYTHONPATH": str(PROGRAM.parents[2]), "PYTHONUNBUFFERED": "1"}
+    with (
+        subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env) as process,
+        contextlib.ExitStack() as open_,
+    ):
+        open_.callback(process.kill)
+        port = int(re.search(r":(\d+)$", process.stdout.readline().decode().strip())[1])
+
+        def connect() -> socket.socket:
+            return open_.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+
+        inside = [connect() for _ in range(64)]
+        for sock in inside:
+            sock.sendall(request())
+            assert read_answer(sock)[0] == 200
+        for _ in range(3):
+            status, body = read_answer(connect())
+            assert status == 429
+            assert "ulimit -n" in json.loads(body)["error"]["message"]
+        for sock in [connect() for _ in range(300)]:  # told so, or cut off; never left waiting
+            try:
+                while sock.recv(65536):
+                    pass
+            except ConnectionError:
+                pass
+        inside[0].close()
+
+        def welcome() -> bool:
+            sock = connect()
+            try:
+                sock.sendall(request())
+                return read_answer(sock)[0] == 200
+            except ConnectionError:
+                return False
+
+        until(welcome)
+        process.terminate()
+        assert process.wait(20) == 0
+        assert process.stderr.read().count(b"ulimit -n") == 1
+
+
+def test_a_start_that_fails_does_not_speak_of_stopping():
+    words = [sys.executable, "-m", "hortus.cli", "serve", "/nowhere", "--port", "0", "--fake-delay-ms", "0"]
+    got = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert (got.returncode, got.stderr) == (
+        1,
+        "hortus: /nowhere: no such folder, and not a hub id (those look like org/name)\n",
+    )
 
 
 # --- metrics

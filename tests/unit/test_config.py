@@ -1,6 +1,7 @@
 """Configuration: one set of knobs, three sources, nothing unknown accepted."""
 
 import dataclasses
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,24 @@ def test_bad_value_is_one_line_not_a_traceback(capsys):
     assert cli.main(["serve", "x", "--port", "many"]) == 1
     err = capsys.readouterr().err
     assert err == "hortus: --port: 'many' is not a whole number\n"
+
+
+@pytest.mark.parametrize(
+    "flag", ["--link-token", "--link-ca", "--link-cert", "--link-key", "--silence-s", "--slow-start-s"]
+)
+def test_flags_of_a_link_that_is_not_there_are_refused(capsys, flag):
+    assert cli.main(["serve", "/nowhere", flag, "77"]) == 1
+    assert capsys.readouterr().err.startswith(f"hortus: {flag}: there is no link in one process; it needs --gateways")
+
+
+@pytest.mark.parametrize(
+    "words", [["serve", "/nowhere", "--gateways", "2"], ["tulip", "/nowhere"], ["ivy", "--replica", "h:1"]]
+)
+def test_several_processes_name_their_extra_before_any_is_started(capsys, monkeypatch, words):
+    found = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "grpc_health" else found(name))
+    assert cli.main(words) == 1
+    assert (
+        capsys.readouterr().err
+        == "hortus: several processes need the package grpc_health: pip install 'hortus[grpc]'\n"
+    )

@@ -202,6 +202,47 @@ async def test_the_end_of_draining_answers_whatever_has_begun(client):
     assert client.count("draining") == 3
 
 
+async def test_requests_behind_a_running_one_are_answered_when_draining(client):
+    client.encoder.hold = asyncio.Event()
+    wire = Stream(client.app)
+    wire.feed(post() + post() + post())
+    await rounds()
+    client.app.drain()
+    wire.connection.drain()
+    client.encoder.hold.set()
+    await wire.until(3)
+    assert wire.statuses == [200, 503, 503]
+    assert bytes(wire.written).count(b"connection: close") == 1
+    await asyncio.wait_for(wire.connection.closed, 5)
+
+
+async def test_what_is_unread_when_draining_does_not_cost_the_answers(client):
+    """Closing on bytes that nobody has read resets a connection: they are read and thrown away until the client closes."""
+
+    class Halves(Stream):
+        said_end = False
+
+        def can_write_eof(self) -> bool:
+            return True
+
+        def write_eof(self) -> None:
+            self.said_end = True
+
+    client.encoder.hold = asyncio.Event()
+    wire = Halves(client.app)
+    wire.feed(post() + post())
+    assert not wire.reading
+    client.app.drain()
+    client.encoder.hold.set()
+    await wire.until(2)
+    await rounds()
+    assert (wire.reading, wire.said_end, wire.lost) == (True, True, False)
+    wire.feed(post())
+    await rounds()
+    assert wire.statuses == [200, 503] or wire.statuses == [503, 503]
+    wire.close()
+
+
 @pytest.mark.parametrize(
     ("target", "path"),
     [

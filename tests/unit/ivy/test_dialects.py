@@ -535,6 +535,12 @@ async def test_a_texts_characters_are_bounded(folder):
     assert (await post(rerank, "/rerank", query="q", texts=["x" * 1001])).error["param"] == "texts[0]"
 
 
+async def test_info_of_a_sparse_model_is_teis(folder):
+    told = json.loads((await client(folder, kind="sparse").request("GET", "/info")).body)
+    assert told["model_type"] == {"embedding": {"pooling": "splade"}}
+    assert told["model"]["kind"] == "sparse"
+
+
 async def test_info_speaks_tei_too(classifier, reranker, embed):
     for gateway, kind in ((classifier, "classifier"), (reranker, "reranker"), (embed, "embedding")):
         told = json.loads((await gateway.request("GET", "/info")).body)
