@@ -203,9 +203,10 @@ class RoseConfig:
     )
     kind: str = knob(
         "auto",
-        "What a row is: embed (a vector), classify (logits: rerankers and classifiers), sparse (SPLADE). auto: as the "
-        "model's files say.",
-        choices=("auto", "embed", "classify", "sparse"),
+        "What a row is: embed (a vector), classify (logits: rerankers and classifiers), sparse (SPLADE), rerank (one score: "
+        "also of a language model that answers yes or no, such as Qwen3-Reranker, whose files do not say what they are "
+        "for). auto: as the model's files say.",
+        choices=("auto", "embed", "classify", "sparse", "rerank"),
     )
     attention: str = knob(
         "auto",

@@ -81,6 +81,7 @@ KINDS = (
     "Normalize",
     "Dropout",
     "FlexibleQuantizer",
+    "LogitScore",
 )
 """Modules we know. FlexibleQuantizer is pplx-embed's own file: quantising is done at output, the file is never run."""
 
@@ -91,6 +92,7 @@ _TASKS = {
     "feature-extraction": ("embed", "last_hidden_state"),
     "sequence-classification": ("classify", "logits"),
     "fill-mask": ("sparse", "logits"),
+    "text-generation": ("classify", "logits"),
 }
 """What the Transformer module may be asked for -> the kind of model that it then is part of, the output that it reads."""
 
@@ -191,7 +193,7 @@ def kind_of(config: dict[str, Any], modules: tuple[Module, ...], sort: str = "Se
     A folder without modules is what its architecture is: a classifier's head gives logits, that of a masked language model
     weights over the vocabulary (SPLADE).
     """
-    if sort == "CrossEncoder":
+    if sort == "CrossEncoder" or config.get("classifier_from_token"):
         return "classify"
     if any(m.kind == "SpladePooling" for m in modules):
         return "sparse"
@@ -229,12 +231,25 @@ def read_modules(path: Path) -> tuple[Module, ...]:
             raise StartError(f"{what}: path {str(inside)!r} leaves the model folder")
         here = path / inside
         # The quantizer's path is the model's own folder: that config.json is not the quantizer's.
-        described = kind in ("Pooling", "SpladePooling", "Dense", "Normalize") and inside.parts
+        described = kind in ("Pooling", "SpladePooling", "Dense", "Normalize", "LogitScore") and inside.parts
         own = read_json(here / "config.json") if described else {}
         modules.append(Module(kind, here, own))
     if not modules or modules[0].kind not in ("Transformer", "MLMTransformer"):
         raise StartError(f"{file}: the first module must be a Transformer")
     return tuple(modules)
+
+
+def token_id(transformer: Path, token: str) -> int | None:
+    """The id of one token of the tokenizer.json in a folder; None when it has no such token."""
+    told = read_json(transformer / "tokenizer.json")
+    for added in told.get("added_tokens") or ():
+        if added.get("content") == token:
+            return int(added["id"])
+    vocabulary = (told.get("model") or {}).get("vocab") or {}
+    if isinstance(vocabulary, list):  # Unigram: pairs of a token and its score
+        return next((i for i, (known, _) in enumerate(vocabulary) if known == token), None)
+    found = vocabulary.get(token)
+    return None if found is None else int(found)
 
 
 def transformer_settings(transformer: Path) -> dict[str, Any]:

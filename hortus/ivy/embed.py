@@ -7,6 +7,7 @@ the rows to whoever writes them down. Knows prompts, tokens, chunks and an Encod
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -102,8 +103,23 @@ class Embedder:
 
     def read_prompts(self) -> templates.Prompts:
         """The model's prompts and those of --templates. StartError."""
-        own = templates.Prompts(self.folder.prompts, self.folder.default_prompt_name)
-        return own if self._config.templates is None else templates.read(self._config.templates, own)
+        folder, pair = self.folder, None
+        if self.info.kind == "classify" and self.info.width == 1:
+            pair = templates.pair_of(folder.config)
+            if (
+                pair is not None and folder.default_prompt_name is not None
+            ):  # a CrossEncoder's prompt is its instruction
+                pair = dataclasses.replace(pair, instruction=folder.prompts[folder.default_prompt_name])
+        prompts = templates.Prompts(folder.prompts, folder.default_prompt_name, pair)
+        if self._config.templates is not None:
+            prompts = templates.read(self._config.templates, prompts)
+        architecture = str((folder.config.get("architectures") or [""])[0])
+        if self.info.kind == "classify" and prompts.pair is None and architecture.endswith("ForCausalLM"):
+            raise StartError(
+                f"{self.info.name} reads query and document in words of its own, and how is not known for "
+                f"{self.info.family}: give `pair` in a file for --templates"
+            )
+        return prompts
 
     def need(self, *kinds: str, route: str) -> None:
         """WrongKind unless the model is of one of these kinds."""
@@ -156,12 +172,16 @@ class Embedder:
         truncate: Truncate,
         most_query: int | None = None,
         most_document: int | None = None,
+        instruction: str | None = None,
         field: str = "documents",
     ) -> Tokens:
         """Pairs as the model reads them; one query may stand for all. InvalidInput, TooLong."""
         begin = time.perf_counter()
         self.count(len(documents), field)
-        if self.prompts.pair is None:
+        pair = self.prompts.pair
+        if instruction is not None and (pair is None or not pair.takes_instruction()):
+            raise InvalidInput("this model takes no instruction with a pair", param="instruction")
+        if pair is None:
             batch = await self.tokenizer.pairs(
                 queries, documents, truncate=truncate, most_left=most_query, most_right=most_document, field=field
             )
@@ -171,10 +191,14 @@ class Embedder:
         if most_document is not None:
             documents = await self.tokenizer.shorten(documents, most_document)
         queries = queries * len(documents) if len(queries) == 1 else queries
-        texts = [self.prompts.joined(q, d) for q, d in zip(queries, documents, strict=True)]
-        # Cutting the end off would cut the template's own end off, so here only the texts' own limits shorten a pair.
-        fits = Truncate(False, truncate.limit)
-        return self._tokens(await self.tokenizer.batch(texts, truncate=fits, field=field), begin, field)
+        texts = [pair.texts(q, d, instruction) for q, d in zip(queries, documents, strict=True)]
+        if len(pair.pieces) > 1:
+            batch = await self.tokenizer.pieces(texts, pair.cut, documents, truncate=truncate, field=field)
+        else:
+            # Cutting the end off would cut the template's own end off, so here only the texts' own limits shorten a pair.
+            fits = Truncate(False, truncate.limit)
+            batch = await self.tokenizer.batch([t for (t,) in texts], truncate=fits, field=field)
+        return self._tokens(batch, begin, field)
 
     async def documents(self, documents: list[list[str]], *, truncate: Truncate, field: str = "input") -> Tokens:
         """Documents of chunks: one row a chunk. InvalidInput, TooLong."""

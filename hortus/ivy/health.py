@@ -133,6 +133,7 @@ class Health:
             "contextual": embedder.contextual,
             "prompts": embedder.prompts.texts,
             "default_prompt_name": embedder.prompts.default,
+            "pair": None if embedder.prompts.pair is None else msgspec.to_builtins(embedder.prompts.pair),
             "limits": {
                 "max_tokens": embedder.info.max_tokens,
                 "max_inputs": self._config.max_inputs,

@@ -54,6 +54,10 @@ class RerankRequest(msgspec.Struct, forbid_unknown_fields=True):
     """A reranker's logits instead of their sigmoid (TEI)."""
     return_text: bool | None = None
     """Repeat the texts in the answer (TEI)."""
+    instruction: str | None = None
+    """What relevance is to mean, for rerankers that read an instruction (vLLM)."""
+    instruct: str | None = None
+    """The same, as SGLang spells it."""
 
 
 class ScoreRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -74,6 +78,8 @@ class ScoreRequest(msgspec.Struct, forbid_unknown_fields=True):
     truncation_side: str | None = None
     max_tokens_per_doc: int | None = None
     max_tokens_per_query: int | None = None
+    instruction: str | None = None
+    """What relevance is to mean, for rerankers that read an instruction (vLLM)."""
 
 
 class ClassifyRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -132,6 +138,7 @@ class Rerank:
             truncate=truncation(embedder, asked.truncate, asked.truncate_prompt_tokens, side),
             most_query=asked.max_tokens_per_query,
             most_document=asked.max_tokens_per_doc,
+            instruction=asked.instruct if asked.instruction is None else asked.instruction,
             raw=bool(asked.raw_scores),
             field="texts" if tei else "documents",
         )
@@ -177,6 +184,7 @@ class Rerank:
             truncate=truncation(embedder, asked.truncate, asked.truncate_prompt_tokens, asked.truncation_side),
             most_query=asked.max_tokens_per_query,
             most_document=asked.max_tokens_per_doc,
+            instruction=asked.instruction,
             query_field=query_field,
             field=field,
         )

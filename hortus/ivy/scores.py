@@ -30,6 +30,8 @@ class Question:
     most_query: int | None = None
     """Tokens kept of a query; None: all."""
     most_document: int | None = None
+    instruction: str | None = None
+    """For rerankers whose pair template has a place for one; None: its own."""
     raw: bool = False
     """A reranker's logits instead of their sigmoid. Cosines are as they are."""
     query_field: str = "query"
@@ -58,6 +60,8 @@ async def score(embedder: Embedder, asked: Question, *, deadline: float, route: 
             param=asked.query_field,
         )
     if embedder.info.kind == "embed":
+        if asked.instruction is not None:
+            raise InvalidInput("an embedding model takes no instruction with a pair", param="instruction")
         return await _cosines(embedder, asked, deadline)
     if embedder.info.width != 1:
         raise WrongKind(
@@ -70,6 +74,7 @@ async def score(embedder: Embedder, asked: Question, *, deadline: float, route: 
         truncate=asked.truncate,
         most_query=asked.most_query,
         most_document=asked.most_document,
+        instruction=asked.instruction,
         field=asked.field,
     )
     done: Done[Float32] = await embedder.run(tokens, lambda first, rows: rows[:, 0], deadline=deadline)

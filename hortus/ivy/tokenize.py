@@ -111,6 +111,22 @@ class Tokenizer:
             lambda lo, hi: self._pairs(lefts[lo:hi], rights[lo:hi], lo, truncate, (most_left, most_right), field),
         )
 
+    async def pieces(
+        self,
+        texts: Sequence[Sequence[str]],
+        cut: int,
+        tails: Sequence[str],
+        *,
+        truncate: Truncate = REFUSE,
+        field: str = "documents",
+    ) -> TokenBatch:
+        """One sequence an entry: its texts tokenised apart and joined, after what the tokenizer puts before a text; nothing
+        follows. cut: the one of them that ends in the entry's tail and loses of it where the whole is too long."""
+        return await self._sliced(
+            [sum(map(len, t)) for t in texts],
+            lambda lo, hi: self._pieces(texts[lo:hi], cut, tails[lo:hi], lo, truncate, field),
+        )
+
     async def documents(
         self, documents: Sequence[Sequence[str]], *, truncate: Truncate = REFUSE, field: str = "input"
     ) -> TokenBatch:
@@ -207,6 +223,34 @@ class Tokenizer:
         if (batch.cu_seqlens[1:] == batch.cu_seqlens[:-1]).any():
             raise InvalidInput("a pair of two texts without tokens", param=field)
         return self._checked(batch, first, field)
+
+    def _pieces(
+        self,
+        texts: Sequence[Sequence[str]],
+        cut: int,
+        tails: Sequence[str],
+        first: int,
+        truncate: Truncate,
+        field: str,
+    ) -> TokenBatch:
+        most, _ = self._limit(truncate)
+        capped = self._capped([t[cut] for t in texts], first, truncate._replace(left=False), field)
+        whole = [[*t[:cut], c, *t[cut + 1 :]] for t, c in zip(texts, capped, strict=True)]
+        flat = iter(self._inner.encode_batch_fast([p for t in whole for p in t], add_special_tokens=False))
+        before, _ = self._around
+        sequences = []
+        for i, t in enumerate(whole):
+            parts = [next(flat).ids for _ in t]
+            tokens = len(before) + sum(map(len, parts))
+            if (over := tokens - most) > 0:
+                kept = len(parts[cut]) - over
+                head = texts[i][cut].removesuffix(tails[i])
+                # Something must be left of the tail: a score of no document would look like one.
+                if not truncate.on or kept <= len(self._inner.encode(head, add_special_tokens=False).ids):
+                    raise self._too_long(f"pair {first + i}", tokens, most, f"{field}[{first + i}]")
+                parts[cut] = parts[cut][:kept]
+            sequences.append([*before, *chain.from_iterable(parts)])
+        return self._checked(TokenBatch.of(sequences), first, field)
 
     def _documents(self, documents: Sequence[Sequence[str]], first: int, truncate: Truncate, field: str) -> TokenBatch:
         most, _ = self._limit(truncate)

@@ -1,4 +1,5 @@
-"""Heads that end in logits: a classifier's, one row of labels a sequence, and SPLADE's, a weight a vocabulary entry.
+"""Heads that end in logits: a classifier's, one row of labels a sequence, SPLADE's, a weight a vocabulary entry, and that of
+a language model which answers by a token.
 
 Which matrices there are is a family's data (models.Classifier, models.Vocabulary); how they are run is here. Logits are
 answered as they are: turning them into probabilities is the gateway's.
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hortus.errors import StartError
-from hortus.folder import ModelFolder
+from hortus.folder import ModelFolder, token_id
 from hortus.rose.kernels.linear import ACTIVATIONS
 from hortus.rose.models import Classifier, Kit, Step, Vocabulary, Weights
 
@@ -58,6 +59,74 @@ class LogitHead:
         for step in self._steps:
             rows = step(rows)
         return rows
+
+
+ANSWERS: dict[str, tuple[str, str | None]] = {"qwen3": ("yes", "no"), "gemma": ("Yes", None)}
+"""The tokens that a family's rerankers answer by, as their model cards have it; None: a yes is measured alone."""
+
+
+def answers_by_token(folder: ModelFolder) -> bool:
+    """Whether its files say that it is a language model whose answer is one of two tokens."""
+    return "classifier_from_token" in folder.config or any(m.kind == "LogitScore" for m in folder.modules)
+
+
+def answers_of(folder: ModelFolder) -> tuple[str, int, int | None]:
+    """(what a high score says, id of the token for it, of the one against it). StartError when the folder does not say.
+
+    From a LogitScore module of sentence-transformers, else config.json's classifier_from_token (vLLM's), else ANSWERS.
+    """
+    for module in folder.modules:
+        if module.kind == "LogitScore":
+            yes, no = module.config.get("true_token_id"), module.config.get("false_token_id")
+            if not isinstance(yes, int) or not isinstance(no, int | None):
+                raise StartError(f"{module.path / 'config.json'}: true_token_id and false_token_id must be token ids")
+            return "relevant", yes, no
+    config = folder.config
+    against: str | None
+    if (named := config.get("classifier_from_token")) is not None:
+        if not isinstance(named, list) or len(named) != 2 or not all(isinstance(t, str) for t in named):
+            raise StartError(f"config.json: classifier_from_token must name two tokens, not {named!r}")
+        against, token = named
+    elif (known := ANSWERS.get(str(config.get("model_type")))) is not None:
+        token, against = known
+    else:
+        raise StartError(
+            f"{folder.path}: which tokens a reranker of model_type {config.get('model_type')} answers by is not known; "
+            'name them in config.json, such as "classifier_from_token": ["no", "yes"]'
+        )
+    ids = [None if t is None else token_id(folder.transformer, t) for t in (token, against)]
+    if ids[0] is None or (against is not None and ids[1] is None):
+        raise StartError(f"{folder.transformer / 'tokenizer.json'}: has no single token {token!r} or {against!r}")
+    return token, ids[0], ids[1]
+
+
+class AnswerHead:
+    """A reranker's score from a language model: the logit of one token after a sequence, less that of another.
+
+    Two rows of the vocabulary's matrix are all that is read: their difference, in float32. Its sigmoid is the softmax over
+    the two tokens.
+    """
+
+    kind = "classify"
+    normalize = False
+    parameters = 0
+    width = 1
+    pooling = "last"
+
+    def __init__(self, plan: Vocabulary, answers: tuple[str, int, int | None], weights: Weights, kit: Kit) -> None:
+        label, yes, no = answers
+        rows = weights[plan.decoder] if plan.tied else weights.pop(plan.decoder)
+        for at in (yes, no):
+            if at is not None and not 0 <= at < rows.shape[0]:
+                raise StartError(f"token {at}, which this reranker answers by, is not one of its {rows.shape[0]}")
+        self.labels: tuple[str, ...] = (label,)
+        self._weight = rows[yes].float() - (0.0 if no is None else rows[no].float())  # [hidden]
+        self._pool = kit.ops.pool
+
+    def __call__(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
+        """Hidden states [T, hidden] -> scores [N, 1] float32."""
+        rows: Tensor = self._pool(x, cu_seqlens, self.pooling)
+        return F.linear(rows, self._weight.unsqueeze(0))
 
 
 class SparseHead:

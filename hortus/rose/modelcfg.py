@@ -36,7 +36,7 @@ def read_spec(config: dict[str, Any]) -> tuple[Family, Spec]:
 
 
 class RowHead(Protocol):
-    """What makes rows of hidden states: heads.Head, logits.LogitHead, logits.SparseHead. Fields: see ModelInfo."""
+    """What makes rows of hidden states: heads.Head, logits.LogitHead, AnswerHead, SparseHead. Fields: see ModelInfo."""
 
     kind: str
     labels: tuple[str, ...]
@@ -113,7 +113,18 @@ def _head(
     if kind == "embed":
         made = Head(plan_head(folder, spec.hidden), kit.ops, device, load_format)
         return {}, lambda _: made
-    if kind == "classify" and family.classifier is not None:
+    if (kind == "rerank" and _writes(folder)) or (kind == "classify" and logits.answers_by_token(folder)):
+        if family.language is None:
+            raise StartError(
+                f"{folder.path}: a reranker of model_type {spec.model_type} that answers by a token is not supported"
+            )
+        language, answers = family.language(spec), logits.answers_of(folder)
+        return {language.decoder: (spec.vocab, spec.hidden)}, lambda weights: logits.AnswerHead(
+            language, answers, weights, kit
+        )
+    if kind == "rerank" and len(logits.labels_of(folder.config)) != 1:
+        raise StartError(f"{folder.path}: --kind rerank needs a classifier with one label, or a language model")
+    if kind in ("classify", "rerank") and family.classifier is not None:
         labels = logits.labels_of(folder.config)
         classifier = family.classifier(spec, len(labels))
         shapes = {name: shape for step in classifier.steps for name, shape in step.shapes.items()}
@@ -127,3 +138,8 @@ def _head(
             shapes[vocabulary.bias] = (spec.vocab,)
         return shapes, lambda weights: logits.SparseHead(vocabulary, weights, kit, pooling=pooling, twice=twice)
     raise StartError(f"{folder.path}: a {kind} model of model_type {spec.model_type} is not supported (--kind)")
+
+
+def _writes(folder: ModelFolder) -> bool:
+    """Whether the folder holds a language model: one that writes on, token by token."""
+    return str((folder.config.get("architectures") or [""])[0]).endswith("ForCausalLM")

@@ -14,6 +14,7 @@ for all families: rose/heads. Heads that end in logits differ by names only, and
 
     classifier(spec, labels)  the matrices from the pooled token to the logits, as in *ForSequenceClassification.
     vocabulary(spec)          those of the masked language model's head, as in *ForMaskedLM.
+    language(spec)            the one matrix of a causal language model's head, as in *ForCausalLM.
 """
 
 from __future__ import annotations
@@ -166,6 +167,8 @@ class Family:
     """(S, labels) -> its head; None: such models are not supported."""
     vocabulary: Callable[[Any], Vocabulary] | None = None
     """S -> its head; None: such models are not supported."""
+    language: Callable[[Any], Vocabulary] | None = None
+    """S -> the last matrix of *ForCausalLM, for rerankers that answer by a token; None: such models are not supported."""
     prefixes: tuple[str, ...] = ()
     """Checkpoint names may start with one of these (`model.`); stripped."""
     renames: tuple[tuple[str, str], ...] = ()

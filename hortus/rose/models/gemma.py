@@ -17,7 +17,7 @@ from torch import Tensor
 from hortus.errors import StartError
 from hortus.rose.attention import Heads
 from hortus.rose.kernels.linear import ACTIVATIONS, Linear
-from hortus.rose.models import ACTIVATION_NAMES, Classifier, Family, Kit, Step, Weights
+from hortus.rose.models import ACTIVATION_NAMES, Classifier, Family, Kit, Step, Vocabulary, Weights
 from hortus.rose.models.rotary import Rope, read_rope, rotary_tables
 from hortus.rose.network import Inputs
 from hortus.types import Int32
@@ -245,11 +245,18 @@ def classifier(spec: GemmaSpec, labels: int) -> Classifier:
     return Classifier(pooling="last", steps=(Step(name="score", inputs=spec.hidden, outputs=labels, bias=False),))
 
 
+def language(spec: GemmaSpec) -> Vocabulary:
+    """*ForCausalLM."""
+    name = "embed_tokens.weight" if spec.tied else "lm_head.weight"
+    return Vocabulary(steps=(), decoder=name, tied=spec.tied, bias=None)
+
+
 FAMILY = Family(
     spec_from_config=spec_from_config,
     shapes=shapes,
     build=Gemma,
     classifier=classifier,
+    language=language,
     prefixes=("model.",),
     ignored=(r"lm_head\..*", r"rotary_emb(_local)?\..*"),
     refused_dtypes=(("float16", "activations overflow its range and become NaN; use bfloat16 or float32"),),

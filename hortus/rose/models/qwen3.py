@@ -18,7 +18,7 @@ from torch import Tensor
 from hortus.errors import StartError
 from hortus.rose.attention import Heads
 from hortus.rose.kernels.linear import Linear
-from hortus.rose.models import Classifier, Family, Kit, Step, Weights
+from hortus.rose.models import Classifier, Family, Kit, Step, Vocabulary, Weights
 from hortus.rose.models.rotary import Rope, read_rope, rotary_tables
 from hortus.rose.network import Inputs
 from hortus.types import Int32
@@ -42,6 +42,8 @@ class Qwen3Spec:
     """q and k are normed by head."""
     qkv_bias: bool
     out_bias: bool
+    tied: bool
+    """The language model's last matrix is the word embeddings'."""
 
 
 def spec_from_config(config: dict[str, Any]) -> Qwen3Spec:
@@ -94,6 +96,7 @@ def spec_from_config(config: dict[str, Any]) -> Qwen3Spec:
         qk_norm=model_type in ("qwen3", "bidirectional_pplx_qwen3"),
         qkv_bias=bias or qwen2,
         out_bias=bias and not qwen2,
+        tied=bool(config.get("tie_word_embeddings", False)),
     )
 
 
@@ -218,11 +221,18 @@ def classifier(spec: Qwen3Spec, labels: int) -> Classifier:
     return Classifier(pooling="last", steps=(Step(name="score", inputs=spec.hidden, outputs=labels, bias=False),))
 
 
+def language(spec: Qwen3Spec) -> Vocabulary:
+    """*ForCausalLM."""
+    name = "embed_tokens.weight" if spec.tied else "lm_head.weight"
+    return Vocabulary(steps=(), decoder=name, tied=spec.tied, bias=None)
+
+
 FAMILY = Family(
     spec_from_config=spec_from_config,
     shapes=shapes,
     build=Qwen3,
     classifier=classifier,
+    language=language,
     prefixes=("model.",),
     ignored=(r"lm_head\..*", r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
     refused_dtypes=(("float16", "activations overflow its range and become NaN; use bfloat16 or float32"),),
