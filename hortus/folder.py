@@ -7,6 +7,7 @@ Ivy (prompts, length limit, where the tokenizer is) and ROSE (config, modules), 
 from __future__ import annotations
 
 import json
+import logging
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any
 
 from hortus import hub
 from hortus.errors import StartError
+
+log = logging.getLogger("hortus")
 
 ST_CONFIGS = (
     "sentence_bert_config.json",
@@ -57,6 +60,8 @@ class ModelFolder:
     """Longest input in tokens, special ones included, as sentence-transformers applies it."""
     kind: str = "embed"
     """What its files make of it: a kind of ModelInfo."""
+    activation: str | None = None
+    """What a CrossEncoder's files say its scores are of the logit, such as Sigmoid or Identity; None: they do not say."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -184,7 +189,28 @@ def _describe(path: Path, name: str, max_length: int | None) -> ModelFolder:
         default_prompt_name=default,
         max_tokens=max_length or limit,
         kind=kind,
+        activation=activation_of(config, described) if kind == "classify" else None,
     )
+
+
+def activation_of(config: dict[str, Any], described: dict[str, Any]) -> str | None:
+    """The activation that a CrossEncoder of sentence-transformers puts on its logits, from config.json and
+    config_sentence_transformers.json, by the library's rule: the latter first, and of the former's two spellings the newer. One
+    that is not of torch is, as there, not run: the default is taken. Pure but for a line in the log."""
+    own = config.get("sentence_transformers")
+    for told in (
+        described.get("activation_fn"),
+        own.get("activation_fn") if isinstance(own, dict) else None,
+        config.get("sbert_ce_default_activation_function"),
+    ):
+        if isinstance(told, str):
+            if told.startswith("torch."):
+                return told.rpartition(".")[2]
+            log.warning(
+                "activation function %.100s is the model's own code, which is never run: taking the default", told
+            )
+            return None
+    return None
 
 
 def kind_of(config: dict[str, Any], modules: tuple[Module, ...], sort: str = "SentenceTransformer") -> str:

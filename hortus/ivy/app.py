@@ -83,6 +83,7 @@ class App:
         # HEAD goes with GET; OPTIONS is answered for all of them.
         self._routes: dict[str, dict[str, Handler]] = {
             "/v1/embeddings": {"POST": openai.embeddings},
+            "/embeddings": {"POST": openai.embeddings},
             "/v1/contextualizedembeddings": {"POST": perplexity.contextualized},
             "/v1/models": {"GET": openai.models},
             "/v2/embed": {"POST": cohere.embed},

@@ -97,6 +97,9 @@ class Embedder:
         # A classifier that says so gives independent yes or no answers; others choose one of their labels.
         independent = folder.config.get("problem_type") == "multi_label_classification" or info.width == 1
         self.probabilities = outputs.sigmoid if independent else outputs.softmax
+        one = info.kind == "classify" and info.width == 1
+        self.activation = (folder.activation or "Sigmoid") if one else None
+        self.relevance = outputs.activation(self.activation)
 
     def close(self) -> None:
         self.tokenizer.close()

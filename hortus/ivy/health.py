@@ -131,6 +131,7 @@ class Health:
             # Ours.
             "model": msgspec.to_builtins(info),
             "contextual": embedder.contextual,
+            "activation": embedder.activation,
             "prompts": embedder.prompts.texts,
             "default_prompt_name": embedder.prompts.default,
             "pair": None if embedder.prompts.pair is None else msgspec.to_builtins(embedder.prompts.pair),

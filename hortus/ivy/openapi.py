@@ -39,6 +39,8 @@ _RANK = {"query": "Where is the cat?", "documents": [_TEXT, "It rains."]}
 ROUTES = (
     Route("POST", "/v1/embeddings", "OpenAI, Perplexity, vLLM", "Vectors of texts or token ids.", openai.EmbeddingsRequest,
           {"model": "MODEL", "input": [_TEXT]}),
+    Route("POST", "/embeddings", "OpenAI, Perplexity, vLLM", "As /v1/embeddings (Infinity).", openai.EmbeddingsRequest,
+          {"model": "MODEL", "input": [_TEXT]}),
     Route("GET", "/v1/models", "OpenAI, Perplexity, vLLM", "The served model, in a list."),
     Route("GET", "/v1/models/{id}", "OpenAI, Perplexity, vLLM", "The served model."),
     Route("POST", "/v1/contextualizedembeddings", "OpenAI, Perplexity, vLLM", "Vectors of chunks in the context of their "

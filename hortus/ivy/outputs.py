@@ -187,6 +187,15 @@ def sigmoid(logits: Float32) -> Float32:
     return chances
 
 
+def activation(name: str | None) -> Callable[[Float32], Float32]:
+    """What a reranker's score is of its logit, by the name of torch's class. StartError for one that we do not know."""
+    if name in (None, "Sigmoid"):
+        return sigmoid
+    if name == "Identity":
+        return lambda logits: logits
+    raise StartError(f"activation function {name} of this CrossEncoder is not supported; supported: Sigmoid, Identity")
+
+
 def softmax(logits: Float32) -> Float32:
     """Over the last axis, without overflow."""
     powers = np.exp(logits - logits.max(axis=-1, keepdims=True))

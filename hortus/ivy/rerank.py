@@ -1,7 +1,7 @@
 """Reranking and classifying in the shapes of Cohere, Jina, vLLM and TEI: /rerank, /v1/rerank, /v2/rerank, /score, /classify.
 
-One body and one answer serve Cohere, Jina and vLLM: each reads its own fields of it. TEI's is told by `texts`. Does not know
-how a score comes about.
+One body and one answer serve Cohere, Jina and vLLM: each reads its own fields of it. TEI's is told by `texts`, Infinity's by
+`raw_scores` beside `documents`. Does not know how a score comes about.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import orjson
 
 from hortus.errors import InvalidInput
 from hortus.ivy.body import check_model, decoder
-from hortus.ivy.embed import Embedder
+from hortus.ivy.embed import Done, Embedder
 from hortus.ivy.exchange import Answer, Request
 from hortus.ivy.openai import timed, truncation
 from hortus.ivy.scores import Question, order, score
@@ -51,7 +51,8 @@ class RerankRequest(msgspec.Struct, forbid_unknown_fields=True):
     truncation_side: str | None = None
     """left or right (vLLM)."""
     raw_scores: bool | None = None
-    """A reranker's logits instead of their sigmoid (TEI)."""
+    """true: a reranker's logits, false: their sigmoid (TEI, Infinity). Default: the sigmoid in TEI's shape, else what the model's
+    own files say. With `documents` the answer has Infinity's shape: a document is a text, not an object."""
     return_text: bool | None = None
     """Repeat the texts in the answer (TEI)."""
     instruction: str | None = None
@@ -90,6 +91,8 @@ class ClassifyRequest(msgspec.Struct, forbid_unknown_fields=True):
     truncate: bool | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: str | None = None
+    raw_scores: bool | None = None
+    """Given: the answer has Infinity's shape, a list of labels with their scores for each text; true: logits."""
 
 
 _rerank, _score, _classify = decoder(RerankRequest), decoder(ScoreRequest), decoder(ClassifyRequest)
@@ -139,7 +142,7 @@ class Rerank:
             most_query=asked.max_tokens_per_query,
             most_document=asked.max_tokens_per_doc,
             instruction=asked.instruct if asked.instruction is None else asked.instruction,
-            raw=bool(asked.raw_scores),
+            raw=bool(asked.raw_scores) if tei else asked.raw_scores,
             field="texts" if tei else "documents",
         )
         scores = await score(embedder, question, deadline=request.deadline, route=request.path)
@@ -152,14 +155,16 @@ class Rerank:
             ]
             return timed(dumps(told), scores.timings, begin)
         second = request.path.startswith("/v2")
-        shown = not second if asked.return_documents is None else asked.return_documents
-        results = [
-            {"index": i, "relevance_score": values[i], **({"document": _shown(given[i])} if shown else {})}
-            for i in found
-        ]
+        infinity = asked.raw_scores is not None
+        shown = not (second or infinity) if asked.return_documents is None else asked.return_documents
+        results: list[dict[str, Any]] = [{"index": i, "relevance_score": values[i]} for i in found]
+        if shown:
+            for i, result in zip(found, results, strict=True):
+                result["document"] = question.documents[i] if infinity else _shown(given[i])
         told = {
             "id": request.name,
-            "object": "list",
+            "object": "rerank" if infinity else "list",
+            "created": int(time.time()),
             "model": embedder.info.name,
             "results": results,
             "usage": {"prompt_tokens": scores.tokens, "total_tokens": scores.tokens},
@@ -203,10 +208,17 @@ class Rerank:
             [asked.input] if isinstance(asked.input, str) else asked.input,
             truncate=truncation(embedder, asked.truncate, asked.truncate_prompt_tokens, asked.truncation_side),
         )
-        done = await embedder.run(tokens, lambda first, rows: embedder.probabilities(rows), deadline=request.deadline)
+        done: Done[Float32] = await embedder.run(
+            tokens,
+            lambda first, rows: rows if asked.raw_scores else embedder.probabilities(rows),
+            deadline=request.deadline,
+        )
         rows = np.concatenate(done.parts)
         names = labels(embedder)
         told = self._list(request, embedder, done.tokens)
+        if asked.raw_scores is not None:
+            told |= {"object": "classify", "data": [ranked(row, names) for row in rows]}
+            return timed(dumps(told), done.timings, begin)
         told["data"] = [
             {"index": i, "label": names[int(row.argmax())], "probs": row, "num_classes": len(row)}
             for i, row in enumerate(rows)

@@ -1,6 +1,7 @@
 """How relevant documents are to a query: one rule for the rerank and score routes of every API.
 
-A reranker (a classifier with one label) reads query and document together; its score is the sigmoid of its logit. An
+A reranker (a classifier with one label) reads query and document together; its score is what its own files make of its logit
+(a CrossEncoder's activation), the sigmoid where they do not say. An
 embedding model gives the cosine of the two vectors, with its query and document prompts where it has them. Does not know
 JSON.
 """
@@ -32,8 +33,8 @@ class Question:
     most_document: int | None = None
     instruction: str | None = None
     """For rerankers whose pair template has a place for one; None: its own."""
-    raw: bool = False
-    """A reranker's logits instead of their sigmoid. Cosines are as they are."""
+    raw: bool | None = None
+    """Of a reranker: True its logits, False their sigmoid, None what the model's own files say. Cosines are as they are."""
     query_field: str = "query"
     field: str = "documents"
     """What the request calls them, for errors."""
@@ -79,7 +80,8 @@ async def score(embedder: Embedder, asked: Question, *, deadline: float, route: 
     )
     done: Done[Float32] = await embedder.run(tokens, lambda first, rows: rows[:, 0], deadline=deadline)
     logits = np.concatenate(done.parts)
-    return Scores(logits if asked.raw else outputs.sigmoid(logits), done.tokens, done.timings)
+    made = embedder.relevance if asked.raw is None else outputs.sigmoid
+    return Scores(logits if asked.raw else made(logits), done.tokens, done.timings)
 
 
 async def _cosines(embedder: Embedder, asked: Question, deadline: float) -> Scores:

@@ -19,6 +19,7 @@ from conftest import package_folder  # noqa: E402
 from hortus.config import RoseConfig  # noqa: E402
 from hortus.errors import StartError  # noqa: E402
 from hortus.folder import open_folder  # noqa: E402
+from hortus.ivy import outputs  # noqa: E402
 from hortus.rose.engine import open_engine  # noqa: E402
 from hortus.types import TokenBatch  # noqa: E402
 
@@ -131,6 +132,28 @@ def test_cross_encoder(make: Callable[..., Made], minilm_path: Path, tmp_path: P
     rows = engine.step(TokenBatch(batch.ids, batch.cu_seqlens, types)).result()
     want = peer.predict(pairs)  # the sigmoid of the one logit
     assert np.abs(1 / (1 + np.exp(-rows[:, 0])) - want).max() < 1e-5
+
+    # What its files say becomes of the logit, in each of the places where they can say it.
+    identity, sigmoid = torch.nn.Identity(), torch.nn.Sigmoid()
+    by_hand = tmp_path / "by_hand"
+    for name, told, files in (
+        ("saved", sigmoid, None),
+        ("Identity", identity, None),
+        ("new", identity, {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}),
+        ("old", identity, {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}),
+        ("silent", sigmoid, {}),
+    ):
+        if files is None:
+            where = tmp_path / name
+            CrossEncoder(str(path), activation_fn=told, device="cpu").save_pretrained(str(where))
+        else:
+            where = by_hand
+            shutil.copytree(path, by_hand, dirs_exist_ok=True)
+            config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+            (by_hand / "config.json").write_text(json.dumps({**config, **files}), encoding="utf-8")
+        made = outputs.activation(open_folder(str(where)).activation or "Sigmoid")
+        want = CrossEncoder(str(where), device="cpu").predict(pairs)
+        assert np.abs(made(rows[:, 0]) - want).max() < 1e-5, name
 
 
 @pytest.mark.parametrize("strategy", ["max", "sum"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 
 import numpy as np
@@ -11,6 +12,7 @@ from ivy_stubs import load_once
 from models_stubs import client, post, sequences
 from small_models import END, pplx_folder
 
+from hortus.errors import StartError
 from hortus.tulip.fake import fake_rows
 
 LONG = "word " * 100
@@ -375,6 +377,59 @@ async def test_the_query_gets_the_query_prompt(folder, embed):
         [101, 2017, 102],
         [101, 23032, 1024, 7632, 102],
     ]
+
+
+@pytest.mark.parametrize("activation", [None, "Sigmoid", "Identity"])
+async def test_a_rerankers_own_activation_makes_its_scores(folder, activation):
+    gateway = client(dataclasses.replace(folder, activation=activation), kind="classify", width=1)
+    two = {"query": "cat?", "documents": ["The cat sits.", "It rains."]}
+    tei = {"query": "cat?", "texts": two["documents"]}
+
+    async def scores(path: str, key: str, **fields: object) -> list[float]:
+        told = (await post(gateway, path, **fields)).json
+        results = told if isinstance(told, list) else told.get("results", told.get("data"))
+        return [r[key] for r in sorted(results, key=lambda r: r["index"])]
+
+    logits = np.array(await scores("/rerank", "score", **tei, raw_scores=True))
+    chances = 1 / (1 + np.exp(-logits))
+    own = logits if activation == "Identity" else chances
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+        np.testing.assert_allclose(await scores(path, "relevance_score", **two), own, rtol=1e-5)
+        np.testing.assert_allclose(await scores(path, "relevance_score", **two, raw_scores=True), logits, rtol=1e-5)
+        np.testing.assert_allclose(await scores(path, "relevance_score", **two, raw_scores=False), chances, rtol=1e-5)
+    pairs = {"queries": two["query"], "documents": two["documents"]}
+    np.testing.assert_allclose(await scores("/score", "score", **pairs), own, rtol=1e-5)
+    np.testing.assert_allclose(await scores("/rerank", "score", **tei), chances, rtol=1e-5)
+    told = json.loads((await gateway.request("GET", "/info")).body)
+    assert told["activation"] == (activation or "Sigmoid")
+
+
+def test_an_unknown_activation_is_a_start_error_of_rerankers_alone(folder):
+    odd = dataclasses.replace(folder, activation="Tanh")
+    with pytest.raises(StartError, match=r"Tanh .*supported: Sigmoid, Identity"):
+        client(odd, kind="classify", width=1)
+    client(odd, kind="classify", width=3)
+
+
+async def test_infinitys_shapes(reranker, classifier, embed):
+    documents = ["The cat sits.", "It rains."]
+    told = (
+        await post(
+            reranker, "/rerank", query="q", documents=documents, raw_scores=False, return_documents=True, top_n=1
+        )
+    ).json
+    assert told["object"] == "rerank"
+    assert told["results"][0]["document"] == documents[told["results"][0]["index"]]
+    bare = (await post(reranker, "/rerank", query="q", documents=documents, raw_scores=True)).json["results"]
+    assert set(bare[0]) == {"index", "relevance_score"}
+    told = (await post(classifier, "/classify", input=documents, raw_scores=False)).json
+    assert told["object"] == "classify"
+    assert [set(x) for x in told["data"][1]] == [{"score", "label"}] * 3
+    assert sum(x["score"] for x in told["data"][0]) == pytest.approx(1)
+    logits = (await post(classifier, "/classify", input="a", raw_scores=True)).json["data"][0]
+    assert sum(x["score"] for x in logits) != pytest.approx(1)
+    one, two = [(await post(embed, p, model="mini", input="a")).json for p in ("/embeddings", "/v1/embeddings")]
+    assert one == two
 
 
 async def test_score_takes_one_spelling(reranker):
