@@ -194,13 +194,13 @@ class Embedder:
         if most_document is not None:
             documents = await self.tokenizer.shorten(documents, most_document)
         queries = queries * len(documents) if len(queries) == 1 else queries
-        texts = [pair.texts(q, d, instruction) for q, d in zip(queries, documents, strict=True)]
         if len(pair.pieces) > 1:
+            texts = [pair.texts(q, d, instruction) for q, d in zip(queries, documents, strict=True)]
             batch = await self.tokenizer.pieces(texts, pair.cut, documents, truncate=truncate, field=field)
         else:
-            # Cutting the end off would cut the template's own end off, so here only the texts' own limits shorten a pair.
-            fits = Truncate(False, truncate.limit)
-            batch = await self.tokenizer.batch([t for (t,) in texts], truncate=fits, field=field)
+            batch = await self.tokenizer.joined(
+                queries, documents, lambda q, d: pair.texts(q, d, instruction)[0], truncate=truncate, field=field
+            )
         return self._tokens(batch, begin, field)
 
     async def documents(self, documents: list[list[str]], *, truncate: Truncate, field: str = "input") -> Tokens:

@@ -32,7 +32,8 @@ class Pair:
 
     pieces: tuple[str, ...]
     """Texts with {query}, {document} and perhaps {instruction} in them. Several are tokenised apart and joined, and of a pair
-    that is too long the document is cut at its end, where its piece ends too; one alone is read as any text is, and not cut."""
+    that is too long the document is cut at its end, where its piece ends too; one alone is read as any text is, and of a
+    pair that is too long the longer text is cut first (fit.py)."""
     instruction: str = ""
     """What stands for {instruction} where a request brings none."""
 

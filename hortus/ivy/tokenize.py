@@ -25,6 +25,7 @@ from hortus.errors import InvalidInput, StartError, TooLong
 from hortus.folder import ModelFolder, read_json
 from hortus.ivy import assemble, vocabulary
 from hortus.ivy.assemble import Frame, Truncate, longest_first, shortened
+from hortus.ivy.fit import fit
 from hortus.ivy.split import cut
 from hortus.types import TokenBatch
 
@@ -125,6 +126,22 @@ class Tokenizer:
         return await self._sliced(
             [sum(map(len, t)) for t in texts],
             lambda lo, hi: self._pieces(texts[lo:hi], cut, tails[lo:hi], lo, truncate, field),
+        )
+
+    async def joined(
+        self,
+        queries: Sequence[str],
+        documents: Sequence[str],
+        join: Callable[[str, str], str],
+        *,
+        truncate: Truncate = REFUSE,
+        field: str = "documents",
+    ) -> TokenBatch:
+        """One sequence a pair: the text that `join` makes of it. Of one that is too long the two texts are cut, never the words
+        around them (see fit.py)."""
+        return await self._sliced(
+            [len(q) + len(d) for q, d in zip(queries, documents, strict=True)],
+            lambda lo, hi: self._joined(queries[lo:hi], documents[lo:hi], lo, join, truncate, field),
         )
 
     async def documents(
@@ -251,6 +268,44 @@ class Tokenizer:
                 parts[cut] = parts[cut][:kept]
             sequences.append([*before, *chain.from_iterable(parts)])
         return self._checked(TokenBatch.of(sequences), first, field)
+
+    def _joined(
+        self,
+        queries: Sequence[str],
+        documents: Sequence[str],
+        first: int,
+        join: Callable[[str, str], str],
+        truncate: Truncate,
+        field: str,
+    ) -> TokenBatch:
+        uncut = Truncate(False, truncate.limit)
+        try:
+            return self.encode(
+                [join(q, d) for q, d in zip(queries, documents, strict=True)], first, truncate=uncut, field=field
+            )
+        except TooLong:
+            if not truncate.on:
+                raise
+        most, left = self._limit(truncate)
+        queries, documents = (self._capped(texts, first, truncate, field) for texts in (queries, documents))
+        whole = []
+        for i, (query, document) in enumerate(zip(queries, documents, strict=True)):
+            text = fit(
+                query,
+                document,
+                join=join,
+                count=lambda text: len(self._inner.encode(text).ids),
+                offsets=lambda text: self._inner.encode(text, add_special_tokens=False).offsets,
+                most=most,
+                left=left,
+            )
+            if text is None:
+                raise TooLong(
+                    f"pair {first + i}: within {most} tokens the template around it (--templates) leaves no room for both texts",
+                    param=f"{field}[{first + i}]",
+                )
+            whole.append(text)
+        return self.encode(whole, first, truncate=uncut, field=field)
 
     def _documents(self, documents: Sequence[Sequence[str]], first: int, truncate: Truncate, field: str) -> TokenBatch:
         most, _ = self._limit(truncate)

@@ -565,7 +565,34 @@ async def test_a_pair_template_makes_one_text(folder, tmp_path):
     assert said == ["query { document } document you end"]
     cut = await post(gateway, "/rerank", query="a", documents=[LONG], max_tokens_per_doc=10)
     assert cut.json["usage"]["total_tokens"] == 10 + 6
-    assert (await post(gateway, "/rerank", query="a", documents=[LONG], truncate=True)).status == 400
+    assert (await post(gateway, "/rerank", query="a", documents=[LONG])).status == 400
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+async def test_truncate_keeps_the_words_of_a_pair_template(folder, tmp_path, side):
+    file = tmp_path / "templates.toml"
+    file.write_text('pair = "query {query} document {document} end"')
+    gateway = client(folder, kind="classify", width=1, templates=str(file))
+
+    async def said(**fields: object) -> list[str]:
+        gateway.encoder.batches.clear()
+        reply = await post(gateway, "/rerank", truncation_side=side, truncate=True, **fields)
+        assert reply.status == 200, reply.body
+        read = gateway.app._embedder.tokenizer.texts
+        return [t for b in gateway.encoder.batches for t in read(sequences(b), skip_special=True)]
+
+    many = " ".join(f"{i}" for i in range(100))
+    kept = [str(i) for i in (range(47, 100) if side == "left" else range(53))]
+    short, cut = await said(query="one two three four five six", documents=["you", many])
+    assert short == "query one two three four five six document you end"
+    assert cut == " ".join(["query one two three four five six document", *kept, "end"])
+    (both,) = await said(query=many, documents=[many], truncate_prompt_tokens=25)
+    assert both.split()[0] == "query"
+    assert both.split()[-1] == "end"
+    assert (len(both.split()), both.split().index("document")) == (23, 11)
+    reply = await post(gateway, "/rerank", query="a", documents=[many], truncate_prompt_tokens=6)
+    assert (reply.status, reply.error["param"]) == (400, "documents[0]")
+    assert "--templates" in reply.error["message"]
 
 
 # --- limits
