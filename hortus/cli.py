@@ -49,7 +49,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 _ONLY_TULIP = ("listen",)
 _ONLY_IVY = ("replica", "resolve_s")
 _ONLY_SERVE = ("gateways", "replicas")
-_TULIP_TOO = ("served_model_name", "drain_s", "log_level")
+_TULIP_TOO = ("served_model_name", "drain_s", "log_level", "otlp_endpoint")
 
 
 def takes(command: str, section: str, name: str) -> bool:

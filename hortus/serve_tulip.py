@@ -20,6 +20,7 @@ from hortus.engines import load_engine, open_model
 from hortus.metrics import Metrics
 from hortus.tulip.scheduler import Scheduler
 from hortus.tulip.server import Server
+from hortus.tulip.spans import Spans
 
 log = logging.getLogger("hortus")
 
@@ -50,8 +51,11 @@ def stop_on_signals() -> asyncio.Event:
 
 async def _serve(model: str, config: Config, supervised: bool) -> int:
     begin = time.monotonic()
-    stop, metrics, server = stop_on_signals(), Metrics(), Server(config.link)
+    spans = None if config.ivy.otlp_endpoint is None else Spans(config.ivy.otlp_endpoint)
+    stop, metrics, server = stop_on_signals(), Metrics(), Server(config.link, spans)
     async with AsyncExitStack() as closing:
+        if spans is not None:
+            closing.push_async_callback(asyncio.to_thread, spans.close)
         address = await server.start()
         closing.push_async_callback(server.close)
         if config.link.metrics_port is not None:

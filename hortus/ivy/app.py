@@ -175,6 +175,8 @@ class App:
         given = request.headers.get(b"x-request-id")
         request_id = given if given is not None and _printable_id.fullmatch(given) else next(self._ids)
         request.name = request_id.decode("ascii")
+        if self._traces is not None:
+            self._traces.begin(request)
         self.in_flight += 1
         try:
             code, answer = await self._answer(request)

@@ -19,6 +19,7 @@ from typing import Any
 
 import grpc
 
+from hortus import traces
 from hortus.config import LinkConfig
 from hortus.errors import DeadlineExceeded, EngineError, HortusError, RequestError
 from hortus.ivy.address import Target
@@ -73,7 +74,7 @@ class Link:
         self._config, self._metrics, self._accept = config, metrics, accept
         self._waiting: dict[int, tuple[asyncio.Future[Result], float | None, int]] = {}
         """By number: who waits, until when, for how many rows."""
-        self._unsent: deque[tuple[int, TokenBatch, float | None]] = deque()
+        self._unsent: deque[tuple[int, TokenBatch, float | None, bytes]] = deque()
         self._cancelled: list[int] = []
         self._numbers = itertools.count(1)
         self._ping = 0
@@ -109,7 +110,7 @@ class Link:
         number, tokens = next(self._numbers), len(batch.ids)
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future, deadline, batch.rows
-        self._unsent.append((number, batch, deadline))
+        self._unsent.append((number, batch, deadline, traces.current.get()))
         self.outstanding += tokens
         self._wake.set()
         try:
@@ -242,10 +243,11 @@ class Link:
         self._cancelled, self._ping = [], 0
         size, now = 0, time.monotonic()
         while self._unsent and size < GOOD_MESSAGE_BYTES:
-            number, batch, deadline = self._unsent.popleft()
+            number, batch, deadline, trace = self._unsent.popleft()
             if number in self._waiting:
                 size += wire.ask_bytes(batch)
-                message.asks.append(Ask(number, batch, float("inf") if deadline is None else (deadline - now) * 1000))
+                left_ms = float("inf") if deadline is None else (deadline - now) * 1000
+                message.asks.append(Ask(number, batch, left_ms, trace))
         return message
 
     async def _watch(self, stream: Stream) -> None:

@@ -53,7 +53,7 @@ class Piece(_message.Message):
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
 
 class Asks(_message.Message):
-    __slots__ = ("numbers", "counts", "deadlines_ms", "lengths", "ids", "token_types", "cancelled", "span_counts", "spans", "ping")
+    __slots__ = ("numbers", "counts", "deadlines_ms", "lengths", "ids", "token_types", "cancelled", "span_counts", "spans", "ping", "traces")
     NUMBERS_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     DEADLINES_MS_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +64,7 @@ class Asks(_message.Message):
     SPAN_COUNTS_FIELD_NUMBER: _ClassVar[int]
     SPANS_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
+    TRACES_FIELD_NUMBER: _ClassVar[int]
     numbers: bytes
     counts: bytes
     deadlines_ms: bytes
@@ -74,7 +75,8 @@ class Asks(_message.Message):
     span_counts: bytes
     spans: bytes
     ping: int
-    def __init__(self, numbers: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., deadlines_ms: _Optional[bytes] = ..., lengths: _Optional[bytes] = ..., ids: _Optional[bytes] = ..., token_types: _Optional[bytes] = ..., cancelled: _Optional[bytes] = ..., span_counts: _Optional[bytes] = ..., spans: _Optional[bytes] = ..., ping: _Optional[int] = ...) -> None: ...
+    traces: bytes
+    def __init__(self, numbers: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., deadlines_ms: _Optional[bytes] = ..., lengths: _Optional[bytes] = ..., ids: _Optional[bytes] = ..., token_types: _Optional[bytes] = ..., cancelled: _Optional[bytes] = ..., span_counts: _Optional[bytes] = ..., spans: _Optional[bytes] = ..., ping: _Optional[int] = ..., traces: _Optional[bytes] = ...) -> None: ...
 
 class Replies(_message.Message):
     __slots__ = ("numbers", "counts", "queue_ms", "device_ms", "width", "rows", "failures", "pong", "draining")

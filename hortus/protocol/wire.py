@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from hortus import errors
 from hortus.errors import HortusError, RequestError
 from hortus.protocol import hortus_pb2 as pb
+from hortus.traces import CONTEXT_BYTES
 from hortus.types import Float32, ModelInfo, Result, Timings, TokenBatch
 
 VERSION = 1
@@ -42,6 +43,8 @@ class Ask:
     batch: TokenBatch
     deadline_ms: float = float("inf")
     """Milliseconds from now."""
+    trace: bytes = b""
+    """Context of the request (traces.py); empty: not traced."""
 
 
 @dataclass(slots=True)
@@ -86,6 +89,9 @@ class Description:
     """Path of a Unix socket for Encode's messages without gRPC; empty: none."""
 
 
+_NO_TRACE = bytes(CONTEXT_BYTES)
+
+
 def _u32(numbers: Sequence[int]) -> bytes:
     return np.array(numbers, "<u4").tobytes()
 
@@ -120,6 +126,8 @@ def pack_asks(message: Asks) -> bytes:
         out.deadlines_ms = np.array([a.deadline_ms for a in asks], "<f4").tobytes()
         out.lengths = whole.lengths.astype("<u4").tobytes()
         out.ids = whole.ids.astype("<i4", copy=False).tobytes()
+        if any(a.trace for a in asks):
+            out.traces = b"".join([a.trace or _NO_TRACE for a in asks])
         if whole.token_types is not None:
             out.token_types = whole.token_types.tobytes()
         if any(a.batch.spans is not None for a in asks):
@@ -170,6 +178,12 @@ def read_asks(data: bytes) -> Asks:
             batch = TokenBatch(batch.ids, batch.cu_seqlens, batch.token_types, mine[1], mine[0])
         message.asks.append(Ask(number, batch, deadline))
         last = end
+    if got.traces:
+        if len(got.traces) != CONTEXT_BYTES * len(numbers):
+            raise Malformed(f"traces: {len(got.traces)} bytes where {CONTEXT_BYTES * len(numbers)} belong")
+        for at, ask in enumerate(message.asks):
+            trace = got.traces[at * CONTEXT_BYTES : (at + 1) * CONTEXT_BYTES]
+            ask.trace = b"" if trace == _NO_TRACE else trace
     return message
 
 

@@ -27,6 +27,7 @@ from hortus.protocol.streams import GrpcStream, LocalStream, Stream, listen_loca
 from hortus.protocol.wire import Malformed
 from hortus.tulip.describe import describe, small_files
 from hortus.tulip.scheduler import Scheduler
+from hortus.tulip.spans import Spans
 from hortus.tulip.stream import GatewayStream
 from hortus.types import ModelInfo
 
@@ -40,8 +41,9 @@ _PIECE_BYTES = 2**20
 class Server:
     """The gRPC server. start() opens the port, open() brings the model, drain() or close() ends it."""
 
-    def __init__(self, config: LinkConfig) -> None:
-        self._config = config
+    def __init__(self, config: LinkConfig, spans: Spans | None = None) -> None:
+        """spans: where to tell of asks that are part of a trace."""
+        self._config, self._spans = config, spans
         self._opened: _Opened | None = None
         self._streams: set[GatewayStream] = set()
         self._draining = False
@@ -179,7 +181,7 @@ class Server:
 
     async def _serve(self, opened: _Opened, messages: Stream, peer: str) -> None:
         """One gateway's stream, to its end. Raises Malformed."""
-        stream = GatewayStream(opened.scheduler, opened.info, messages)
+        stream = GatewayStream(opened.scheduler, opened.info, messages, self._spans)
         self._streams.add(stream)
         if self._draining:
             stream.say_draining()

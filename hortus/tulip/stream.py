@@ -14,12 +14,13 @@ import math
 import time
 from collections import deque
 
-from hortus.errors import EngineError, RequestError
+from hortus.errors import Cancelled, EngineError, RequestError
 from hortus.protocol import wire
 from hortus.protocol.streams import Stream
 from hortus.protocol.wire import GOOD_MESSAGE_BYTES, MAX_MESSAGE_BYTES, Malformed, Replies
 from hortus.tulip.entry import faults
 from hortus.tulip.scheduler import Scheduler
+from hortus.tulip.spans import Spans
 from hortus.types import ModelInfo, Result
 
 log = logging.getLogger(__name__)
@@ -31,8 +32,8 @@ _UNSENT_BYTES = MAX_MESSAGE_BYTES
 class GatewayStream:
     """run() until it ends, then close()."""
 
-    def __init__(self, scheduler: Scheduler, info: ModelInfo, messages: Stream) -> None:
-        self._scheduler, self._info, self._messages = scheduler, info, messages
+    def __init__(self, scheduler: Scheduler, info: ModelInfo, messages: Stream, spans: Spans | None = None) -> None:
+        self._scheduler, self._info, self._messages, self._spans = scheduler, info, messages, spans
         self._max_rows = MAX_MESSAGE_BYTES // (4 * info.width)
         self._live: dict[int, asyncio.Future[Result]] = {}
         self._ready: deque[tuple[int, Result | RequestError]] = deque()
@@ -98,17 +99,20 @@ class GatewayStream:
         for ask, fault in zip(asks, faults([a.batch for a in asks], self._info, self._max_rows), strict=True):
             if ask.number in self._live:
                 raise Malformed(f"ask number {ask.number} is in use")
-            if fault is not None:
-                self._answer(ask.number, fault)
-                continue
             deadline = None if math.isinf(ask.deadline_ms) else now + ask.deadline_ms / 1000
             try:
+                if fault is not None:
+                    raise fault
                 future = self._scheduler.submit(ask.batch, deadline=deadline)
             except RequestError as e:
                 self._answer(ask.number, e)
+                if ask.trace and self._spans is not None:
+                    self._spans.record(ask.trace, ask.batch, time.time_ns(), e)
                 continue
             self._live[ask.number] = future
             future.add_done_callback(functools.partial(self._done, ask.number))
+            if ask.trace and self._spans is not None:
+                future.add_done_callback(functools.partial(self._traced, ask, time.time_ns()))
         for number in message.cancelled:
             if dropped := self._live.pop(number, None):
                 dropped.cancel()
@@ -124,6 +128,11 @@ class GatewayStream:
             self._answer(number, future.result())
         else:
             self._answer(number, error if isinstance(error, RequestError) else EngineError(repr(error)))
+
+    def _traced(self, ask: wire.Ask, begin_ns: int, future: asyncio.Future[Result]) -> None:
+        assert self._spans is not None, "only then is it called"
+        error = Cancelled("nobody waits any more") if future.cancelled() else future.exception()
+        self._spans.record(ask.trace, ask.batch, begin_ns, error or future.result())
 
     def _answer(self, number: int, answer: Result | RequestError) -> None:
         self._ready.append((number, answer))

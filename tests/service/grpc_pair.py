@@ -17,6 +17,7 @@ from hortus.metrics import Metrics
 from hortus.tulip.fake import FakeEngine
 from hortus.tulip.scheduler import Scheduler
 from hortus.tulip.server import Server
+from hortus.tulip.spans import Spans
 from hortus.types import TokenBatch
 
 
@@ -51,13 +52,13 @@ async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
 
 async def start_tulip(
     listen: str, engine: FakeEngine | None = None, tulip: TulipConfig | None = None, folder: ModelFolder = FOLDER,
-    **link: object,
+    spans: Spans | None = None, **link: object,
 ) -> Tulip:  # fmt: skip
     engine = engine or FakeEngine.like(folder)
     metrics = Metrics()
     scheduler = Scheduler(engine, tulip or TulipConfig(), metrics)
     await scheduler.start()
-    server = Server(LinkConfig(listen=listen, **link))
+    server = Server(LinkConfig(listen=listen, **link), spans)
     address = await server.start()
     await server.open(scheduler, folder, engine.info)
     return Tulip(engine, scheduler, server, address, metrics)

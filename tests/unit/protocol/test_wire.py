@@ -53,6 +53,15 @@ def test_asks_come_back(asks, cancelled):
         )
 
 
+def test_traces_travel_with_the_asks_that_have_one():
+    batch, trace = TokenBatch.of([[1]]), bytes(range(25))
+    for given_traces in ([b"", trace, b""], [b"", b""], [trace]):
+        asks = [Ask(n, batch, trace=t) for n, t in enumerate(given_traces)]
+        data = wire.pack_asks(Asks(asks))
+        assert [a.trace for a in wire.read_asks(data).asks] == given_traces
+        assert bool(pb.Asks.FromString(data).traces) == any(given_traces)
+
+
 def test_replies_come_back():
     rows = np.arange(20, dtype=np.float32).reshape(5, 4)
     answers = [
@@ -99,6 +108,8 @@ def test_a_code_of_a_newer_peer_is_an_engine_error_that_names_it():
         {"token_types": b"1"},
         {"deadlines_ms": np.array([np.nan], "<f4").tobytes()},
         {"cancelled": b"1"},
+        {"traces": b"1" * 24},
+        {"traces": b"1" * 50},
     ],
     ids=str,
 )
