@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+INFINITY := $(VENV)-infinity
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q install -c constraints.txt
 
 .PHONY: help serve test soak lint gpu bench-cpu constraints clean
@@ -26,8 +27,10 @@ lint: $(VENV)/.dev  ## what CI checks besides the tests
 gpu:  ## run the GPU tests with the python3 that holds CUDA PyTorch; installs nothing, needs no network
 	PYTHONPATH=.:$(PYTHONPATH) $(PYTHON) -m pytest -c tests/gpu/pytest.ini --rootdir=. tests/gpu -p no:cacheprovider $(ARGS)
 
-bench-cpu: $(VENV)/.dev  ## parity, CPU throughput and latency, HTTP overhead; a few minutes; adds to bench/results/cpu.jsonl
-	$(BIN)/hortus bench all --out bench/results/cpu.jsonl $(ARGS)
+bench-cpu: $(VENV)/.dev $(INFINITY)/.installed  ## Hortus, sentence-transformers and Infinity side by side on the CPU; some minutes; adds to bench/results
+	$(BIN)/hortus bench start,latency,scoring,throughput,short --rounds 3 --seconds 2 --most-clients 64 \
+	  --target hortus --target hortus-http=serve --target sentence-transformers \
+	  --target infinity:$(INFINITY)/bin/python --out bench/results/cpu-peers.jsonl $(ARGS)
 
 $(VENV)/.venv:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hortus needs Python 3.11 or newer; try make PYTHON=python3.11")'
@@ -42,10 +45,16 @@ $(VENV)/.dev: $(VENV)/.venv pyproject.toml constraints.txt
 	$(PIP) -e '.[cpu,demo,dev]'
 	@touch $@ $(VENV)/.demo
 
+# Infinity wants older libraries than ours, so it lives by itself; on the same PyTorch, so that the servers are compared.
+$(INFINITY)/.installed: bench/infinity.txt
+	$(PYTHON) -m venv $(INFINITY)
+	$(INFINITY)/bin/python -m pip --disable-pip-version-check -q install -c bench/infinity.txt 'infinity-emb[server,torch]'
+	@touch $@
+
 constraints: $(VENV)/.dev  ## pin what is installed now (to refresh: empty constraints.txt, make test, make constraints)
 	@{ echo "# Every package, direct or not, at the version the tests ran with. Written by: make constraints"; \
 	  $(BIN)/python -m pip freeze --exclude hortus --exclude-editable | sed 's/+cpu$$//' | LC_ALL=C sort -f; } > constraints.txt.new
 	@mv constraints.txt.new constraints.txt
 
 clean:  ## remove the environment and caches
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(INFINITY) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,47 +1,193 @@
-"""`hortus bench`: measure, print a table, and append JSON lines. Each suite is a function that returns Records.
+"""`hortus bench`: measure Hortus and any other server side by side, print a table, append JSON lines; draw reports.
 
-Suites are imported when chosen: most need torch or the peer they compare with.
+Suites of suites.py run over targets (targets.py). The rest are programs of their own with flags of their own: parts of
+Hortus by themselves (cpu, http, grpc, engine, kernels), and what is made of results (report, readme). All are imported when
+chosen: most need torch or the peer they compare with.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import shutil
+import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hortus.errors import StartError
 
 SUITES = {
-    "parity": ("hortus.bench.cpu", "vectors against sentence-transformers, 1000 real texts"),
-    "cpu": ("hortus.bench.cpu", "throughput and latency against sentence-transformers, in process, alternating"),
-    "grpc": ("hortus.bench.grpc", "one process against gateways over gRPC, fake engine"),
-    "http": ("hortus.bench.http", "what HTTP adds over a fake engine that takes no time"),
+    "latency": "one input of 128, 512, 4096 tokens",
+    "scoring": "5, 25, 50 inputs of 512 tokens",
+    "throughput": "batches of 100 x 512 tokens from 4 client processes",
+    "concurrency": "1 to 256 clients with 128 tokens each, over HTTP",
+    "short": "queries of 16 tokens, from one client to full rate",
+    "arrivals": "Poisson arrivals: latency against offered load, over HTTP",
+    "mixed": "short queries beside an index being built, over HTTP",
+    "start": "seconds to ready; first, second, third and later answers of a size",
+    "graphs": "share of steps that replay a CUDA graph, over time (Hortus on a GPU)",
+    "parity": "vectors against the reference",
 }
-SCRIPTS = {
+PROGRAMS = {
+    "cpu": ("hortus.bench.cpu", "against sentence-transformers in process: vectors, throughput, latency"),
+    "http": ("hortus.bench.http", "what HTTP adds over a fake engine that takes no time"),
+    "grpc": ("hortus.bench.http", "one process against gateways over gRPC, fake engine"),
     "engine": ("hortus.bench.engine", "GPU: checks, then step times of the pplx-embed shapes"),
     "kernels": ("hortus.bench.kernels", "GPU: each fused kernel and attention backend; the source of the choice table"),
+    "report": ("hortus.bench.report", "plots and a page from result files"),
+    "readme": ("hortus.bench.report", "README's table from bench/results (--check: only compare)"),
 }
 
 
 def main(argv: Sequence[str]) -> int:
-    """Entry point of `hortus bench`."""
-    if argv[:1] and argv[0] in SCRIPTS:  # these take options of their own
-        return int(importlib.import_module(SCRIPTS[argv[0]][0]).main(list(argv[1:])) or 0)
-    listing = "\n".join(f"  {k:<9} {v[1]}" for k, v in (SUITES | SCRIPTS).items())
-    parser = argparse.ArgumentParser(
+    """Entry point of `hortus bench`. 0 done, 1 a target was left out or could not be had, 2 bad usage."""
+    if argv[:1] and argv[0] in PROGRAMS:
+        module = importlib.import_module(PROGRAMS[argv[0]][0])
+        entry = "readme" if argv[0] == "readme" else "main"
+        words = [*argv] if argv[0] in ("http", "grpc") else [*argv[1:]]
+        return int(getattr(module, entry)(words) or 0)
+    args = parser().parse_args(argv)
+    try:
+        return _run(args)
+    except StartError as e:
+        print(f"hortus bench: {e}", file=sys.stderr)
+        return 1
+
+
+def parser() -> argparse.ArgumentParser:
+    """The flags of the suites."""
+    from hortus.bench.targets import KINDS
+
+    def listing(rows: dict[str, str]) -> str:
+        return "\n".join(f"  {k:<22} {v}" for k, v in rows.items())
+
+    p = argparse.ArgumentParser(
         prog="hortus bench",
-        description=f"suites:\n{listing}\n  all       every suite that needs no GPU",
+        usage="hortus bench SUITE[,SUITE...] [flags]   or   hortus bench PROGRAM --help",
+        description=f"suites:\n{listing(SUITES)}\n\nprograms with flags of their own:\n"
+        + listing({k: v[1] for k, v in PROGRAMS.items()})
+        + f"\n\ntargets, [NAME=]KIND[:WHERE]:\n{listing(KINDS)}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
-    parser.add_argument("suite", choices=[*SUITES, *SCRIPTS, "all"])
-    parser.add_argument("--out", type=Path, help="append JSON lines to this file")
-    args = parser.parse_args(argv)
+    p.add_argument("suites", help="comma-separated")
+    p.add_argument(
+        "--target", action="append", metavar="T", help="may be given several times; ratios are to the first [serve]"
+    )
+    p.add_argument("--model", default="demo", help="a folder, hub id or demo; its tokenizer counts the tokens [demo]")
+    p.add_argument(
+        "--shape", metavar="tiny|0.6b|4b", help="instead of --model: random weights of this shape, and a tokenizer"
+    )
+    p.add_argument("--reference", choices=("auto", "none"), default="auto",
+                   help="auto: sentence-transformers (else transformers) in float32; none: the first target")  # fmt: skip
+    p.add_argument("--dtype", default="auto", help="as `hortus serve` has it, for all that run here [auto]")
+    p.add_argument("--attention", default="auto", help="for `engine` and `hortus` [auto]")
+    p.add_argument("--threads", type=int, help="CPU threads, for `engine`, `hortus` and `serve` [all]")
+    p.add_argument("--texts", type=Path, nargs="+", default=[], metavar="FILE", help="plain text to cut inputs from")
+    p.add_argument("--tokens", type=int, nargs="+", default=[], metavar="N", help="instead of the suites' sizes")
+    p.add_argument("--most-clients", type=int, default=256, metavar="N")
+    p.add_argument("--processes", type=int, default=4, metavar="N", help="client processes at most [4]")
+    p.add_argument("--rounds", type=int, default=5, metavar="N", help="of each case, targets in turn [5]")
+    p.add_argument("--seconds", type=float, default=2.0, metavar="S", help="of each round of each target [2]")
+    p.add_argument(
+        "--header", action="append", default=[], metavar="LINE", help="for servers: 'authorization: Bearer ...'"
+    )
+    p.add_argument("--out", type=Path, metavar="FILE", help="append JSON lines to this file")
+    p.add_argument("--raw", type=Path, metavar="FILE", help="append every latency, a JSON line a round")
+    return p
+
+
+def _run(args: argparse.Namespace) -> int:
+    suites = args.suites.split(",")
+    if unknown := [s for s in suites if s not in SUITES]:
+        raise StartError(f"no suite {unknown[0]!r}; there are {', '.join([*SUITES, *PROGRAMS])}")
+    from hortus.bench import suites as all_suites
     from hortus.bench.results import append, table
 
+    work = Path(tempfile.mkdtemp(prefix="hortus-bench-"))
     records = []
-    for name in SUITES if args.suite == "all" else [args.suite]:
-        print(f"{name}: {SUITES[name][1]} ...", flush=True)
-        records += getattr(importlib.import_module(SUITES[name][0]), name)()
-    print(table(records))
-    if args.out:
-        append(args.out, records)
-    return 0
+    try:
+        run = _open(args, work)
+        try:
+            for name in suites:
+                print(f"{name}: {SUITES[name]}", flush=True)
+                done = all_suites.SUITES[name](run)
+                records += done
+                if args.out:  # at once: a run that is cut short leaves what it had
+                    append(args.out, done)
+        finally:
+            run.close()
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    print("\n" + table(records))
+    return 1 if run.refused else 0
+
+
+def _open(args: argparse.Namespace, work: Path) -> Run:
+    """Model, text and targets, ready. A target that cannot be had is told and left out; StartError when none is left."""
+    from hortus.bench.load import Clients
+    from hortus.bench.measure import Run
+    from hortus.bench.targets import Setting, open_target, parse
+    from hortus.bench.texts import Corpus
+    from hortus.config import RoseConfig
+    from hortus.engines import open_model
+    from hortus.ivy.tokenize import Tokenizer
+
+    specs = [parse(t) for t in args.target or ["serve"]]
+    if len({s.name for s in specs}) < len(specs):
+        raise StartError("--target: two of one name; write NAME=KIND:WHERE")
+    if args.shape:
+        from hortus.bench import reference
+
+        if args.shape not in reference.SHAPES:
+            raise StartError(f"--shape {args.shape}: there are {', '.join(reference.SHAPES)}")
+        name = f"qwen3-{args.shape}-random"
+        args.model = str(reference.shape_folder(work, reference.SHAPES[args.shape], name=name, texts=args.texts))
+    folder = open_model(args.model, None, RoseConfig(), weights=False)
+    # Not the model's limit: a count that stops there could not tell a text that is too long.
+    tokenizer = Tokenizer(folder, max_tokens=1 << 20)
+    setting = Setting(
+        folder=folder, dtype=args.dtype, threads=args.threads, attention=args.attention, headers=tuple(args.header),
+        clients=Clients(), processes=args.processes,
+    )  # fmt: skip
+    run = Run(
+        setting, [], Corpus(tokenizer.encode, args.texts), None, rounds=args.rounds, seconds=args.seconds,
+        only_tokens=tuple(args.tokens), most_clients=args.most_clients, raw=args.raw,
+    )  # fmt: skip
+    try:
+        for spec in specs:
+            print(f"opening {spec.name} ...", flush=True)
+            try:
+                run.targets.append(open_target(spec, setting))
+            except StartError as e:
+                print(f"  LEFT OUT: {e}", flush=True)
+                run.refused[spec.name] = str(e)
+        if not run.targets:
+            raise StartError("no target is left to measure")
+        if args.reference == "auto":
+            from hortus.bench.inprocess import reference as exact
+
+            run.reference = exact(setting)
+        run.hardware, run.dtype = _where(args.dtype)
+    except BaseException:
+        run.close()
+        raise
+    return run
+
+
+def _where(dtype: str) -> tuple[str | None, str | None]:
+    """(GPU, number format) of what runs here; None where this machine's processor, or the server, decides."""
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return None, None if dtype == "auto" else dtype
+    gpu = torch.cuda.is_available()
+    return (torch.cuda.get_device_name() if gpu else None), (
+        "bfloat16" if gpu else "float32"
+    ) if dtype == "auto" else dtype
+
+
+if TYPE_CHECKING:
+    from hortus.bench.measure import Run

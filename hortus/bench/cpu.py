@@ -1,4 +1,4 @@
-"""CPU suites: our vectors and our speed against sentence-transformers, in one process, on the real all-MiniLM-L6-v2.
+"""`hortus bench cpu`: our vectors and our speed against sentence-transformers, in one process, on the real all-MiniLM-L6-v2.
 
 What bounds it: 512 texts of ~100 tokens are ~45k tokens; the model's matrices are 2 x 10.6 M multiply-adds a token, so fp32
 matrices alone bound the speed-up near 1.45x. One short text is bound by reading 42 MB of weights and by Python's calls.
@@ -7,6 +7,7 @@ Both sides use the same threads and alternate in one run, so drift of the machin
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,51 +15,27 @@ from typing import Any
 
 import numpy as np
 
-from hortus.bench.results import Record, median_p99
+from hortus.bench.inprocess import Ours
+from hortus.bench.results import Record, append, median_p99, table
 from hortus.bench.texts import lee_sentences, mixed
 from hortus.config import RoseConfig
 from hortus.engines import open_model
-from hortus.ivy.assemble import Truncate
-from hortus.ivy.outputs import finish
-from hortus.ivy.split import split
-from hortus.ivy.tokenize import Tokenizer
-from hortus.rose.engine import open_engine
-from hortus.types import Engine, Float32, TokenBatch
 
 
-class Ours:
-    """Text to vectors through our own tokenising, splitting, engine and outputs, without the servers around them."""
-
-    def __init__(self, model: str = "demo", threads: int | None = None) -> None:
-        config = RoseConfig(threads=threads)
-        folder = open_model(model, None, config, weights=True)
-        self.name, self.path = folder.name, folder.path
-        self.engine: Engine = open_engine(folder, config)
-        self.tokenizer = Tokenizer(folder)
-
-    def tokens(self, texts: Sequence[str]) -> TokenBatch:
-        return self.tokenizer.encode(list(texts), truncate=Truncate(on=True))
-
-    def vectors(self, batch: TokenBatch) -> Float32:
-        """[sequences, width], sorted by length inside so that steps are dense, answered in order."""
-        order = np.argsort(batch.lengths, kind="stable")
-        parts = [batch.slice(int(i), int(i) + 1) for i in order]
-        merged = TokenBatch.merge(parts)
-        rows = np.empty((len(batch), self.engine.info.width), np.float32)
-        at = 0
-        for chunk in split(merged, self.engine.info.batch_tokens):
-            rows[order[at : at + len(chunk)]] = self.engine.step(chunk).result()
-            at += len(chunk)
-        return finish(rows, dimensions=None, normalize=self.engine.info.normalize)
-
-    def embed(self, texts: Sequence[str]) -> Float32:
-        return self.vectors(self.tokens(texts))
-
-
-def _reference(path: Path) -> Any:
+def main(argv: Sequence[str]) -> int:
+    """Entry point of `hortus bench cpu`."""
+    parser = argparse.ArgumentParser(prog="hortus bench cpu", description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--out", type=Path, help="append JSON lines to this file")
+    args = parser.parse_args(argv)
     from sentence_transformers import SentenceTransformer
 
-    return SentenceTransformer(str(path), device="cpu")
+    ours = Ours(open_model("demo", None, RoseConfig(), weights=True))
+    peer = SentenceTransformer(str(ours.path), device="cpu")
+    records = parity(ours, peer) + speed(ours, peer)
+    print(table(records))
+    if args.out:
+        append(args.out, records)
+    return 0
 
 
 def _alternate(ours: Callable[[], object], peer: Callable[[], object], rounds: int) -> tuple[list[float], list[float]]:
@@ -73,10 +50,8 @@ def _alternate(ours: Callable[[], object], peer: Callable[[], object], rounds: i
     return times
 
 
-def parity(count: int = 1000) -> list[Record]:
+def parity(ours: Ours, peer: Any, count: int = 1000) -> list[Record]:
     """Largest difference from sentence-transformers over `count` real texts of mixed length, in one batch and alone."""
-    ours = Ours()
-    peer = _reference(ours.path)
     texts = mixed(count, seed=1)
     want = peer.encode(texts)
     got = ours.embed(texts)
@@ -88,12 +63,10 @@ def parity(count: int = 1000) -> list[Record]:
     return [Record(suite="parity", target="hortus", model=ours.name, dtype="float32", batch=count, note=note)]
 
 
-def cpu(rounds: int = 7, single_rounds: int = 200) -> list[Record]:
+def speed(ours: Ours, peer: Any, rounds: int = 7, single_rounds: int = 200) -> list[Record]:
     """Throughput on 512 mixed texts and latency of one 16-token text, each against sentence-transformers' encode."""
     import torch
 
-    ours = Ours()
-    peer = _reference(ours.path)
     records = []
 
     def pair(suite: str, batch: int, tokens: int, a: list[float], b: list[float], note: str) -> None:

@@ -1,32 +1,58 @@
-"""What HTTP costs: the served fake engine against calling the same fake engine directly.
+"""`hortus bench http` and `grpc`: what everything around the engine costs. The engine is the fake, which takes no time.
 
-The fake engine takes no time, so everything measured is Ivy, Tulip, the sockets and the client. The client runs in processes of
-its own and its processor time is reported beside the server's figures.
+So all that is measured is Ivy, Tulip, the links between them, the sockets and the client, whose processor time is reported
+beside the server's figures. `http` is one process, beside a server that only answers; `grpc` compares one process with
+gateways over one engine, in turn and in rounds: on a shared machine only figures of one run compare.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import socket
-import subprocess
+import os
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
-from hortus.bench.grpc import topology
+import numpy as np
+
 from hortus.bench.load import closed_loop
-from hortus.bench.results import Record, median_p99
+from hortus.bench.pace import Load
+from hortus.bench.results import Record, append, median_p99, table
+from hortus.bench.served import Running, free_port, started
+from hortus.bench.served import hortus as served_hortus
 from hortus.bench.texts import lee_sentences
 from hortus.config import RoseConfig
 from hortus.engines import open_model
 from hortus.ivy.tokenize import Tokenizer
 from hortus.tulip.fake import FakeEngine
 
+TEXT = "the quick brown fox jumps over the lazy dog by the old brown river"
+"""16 tokens of all-MiniLM-L6-v2, special ones included (checked)."""
 
-def free_port() -> int:
-    """A port that nobody listens on just now."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+
+def main(argv: Sequence[str]) -> int:
+    """Entry point of both; the first word says which."""
+    which = argv[0]
+    parser = argparse.ArgumentParser(prog=f"hortus bench {which}", description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--seconds", type=float, default=4.0 if which == "http" else 2.0, help="of each case and round")
+    parser.add_argument("--rounds", type=int, default=5, help="of grpc")
+    parser.add_argument("--out", type=Path, help="append JSON lines to this file")
+    args = parser.parse_args(argv[1:])
+    records = http(args.seconds) if which == "http" else grpc(args.seconds, args.rounds)
+    print(table(records))
+    if args.out:
+        append(args.out, records)
+    return 0
+
+
+@contextmanager
+def topology(*flags: str) -> Iterator[Running]:
+    """`hortus serve demo` with a fake engine and these flags, on a free port."""
+    with served_hortus("demo", "--fake-delay-ms", "0", *flags) as running:
+        yield running
 
 
 BARE = """
@@ -52,18 +78,8 @@ uvloop.run(main())
 def bare(seconds: float, how: str) -> list[float]:
     """Milliseconds of each exchange with BARE, answered at once (`direct`) or from a thread and back (`hop`)."""
     port = free_port()
-    process = subprocess.Popen([sys.executable, "-c", BARE, str(port), how])
-    try:
-        for _ in range(100):
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                break
-            except OSError:
-                time.sleep(0.1)
+    with started([sys.executable, "-c", BARE, str(port), how], port, ready_s=30):
         load = closed_loop("127.0.0.1", port, "/", b"{}", clients=1, seconds=seconds)
-    finally:
-        process.kill()
-        process.wait()
     return [float(ms) for ms in load.latencies_ms]
 
 
@@ -117,3 +133,48 @@ def http(seconds: float = 4.0) -> list[Record]:
         case("http-many", many, "base64", 32, 1)
         case("http-many", many, "float", 32, 1)
     return records
+
+
+def grpc(seconds: float = 2.0, rounds: int = 5) -> list[Record]:
+    """In process against gateways: latency of one client, requests a second of many, processor time of the scheduler."""
+    model = open_model("demo", None, RoseConfig(), weights=False).name
+    body = json.dumps({"model": model, "input": TEXT, "encoding_format": "base64"}).encode()
+    cores = len(os.sched_getaffinity(0))
+    kinds: dict[str, tuple[str, ...]] = {"one process": ()}
+    for n in (1, 2, 4):
+        if n <= max(2, cores // 2):
+            kinds[f"{n} gateways"] = ("--gateways", str(n))
+    runs: dict[tuple[str, int], list[Load]] = {}
+    cpu_us: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for _ in range(rounds):
+        for kind, flags in kinds.items():
+            with topology(*flags) as server:
+                for clients in (1, 64, 256):
+                    before = server.engine_cpu_s()
+                    load = closed_loop(
+                        "127.0.0.1", server.port, "/v1/embeddings", body,
+                        clients=clients, seconds=seconds, processes=1 if clients == 1 else max(1, min(4, cores // 4)),
+                    )  # fmt: skip
+                    runs.setdefault((kind, clients), []).append(load)
+                    if clients == 64:
+                        cpu_us[kind].append((server.engine_cpu_s() - before) / len(load.latencies_ms) * 1e6)
+    return [_record(model, kind, clients, runs, cpu_us) for kind, clients in runs]
+
+
+def _record(
+    model: str, kind: str, clients: int, runs: dict[tuple[str, int], list[Load]], cpu_us: dict[str, list[float]]
+) -> Record:
+    loads, base = runs[kind, clients], runs["one process", clients]
+    p50, p99 = np.median([median_p99(load.latencies_ms.tolist()) for load in loads], axis=0)
+    p50_base = np.median([np.median(load.latencies_ms) for load in base])
+    rate = float(np.median([load.requests_per_s for load in loads]))
+    rate_base = float(np.median([load.requests_per_s for load in base]))
+    note = f"client used {np.median([load.client_cpu_s / load.seconds for load in loads]):.0%} of a core"
+    if kind != "one process" and clients == 1:
+        note += f"; adds {p50 - p50_base:.2f} ms"
+    if kind != "one process" and clients == 64:
+        note += f"; the engine's process used {np.median(cpu_us[kind]):.0f} us a request"
+    return Record(
+        suite="grpc", target=f"hortus, {kind}", model=f"fake (as {model})", batch=1, tokens=16, clients=clients,
+        median_ms=float(p50), p99_ms=float(p99), requests_per_s=rate, rounds=len(loads), ratio=rate / rate_base, note=note,
+    )  # fmt: skip

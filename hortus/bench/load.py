@@ -1,135 +1,254 @@
-"""A small HTTP load generator: raw sockets in processes of their own, so that the client's cost stays out of the server's.
+"""The load generator: client processes that keep an HTTP server busy and say how long each answer took.
 
-Closed loop: each connection sends its next request when the last is answered. Latency is taken from before the write to the
-last byte of the answer. Every answer must be 200 and as long as the first one, or the run fails.
+The clients are processes of their own, started once and used again, and tell the processor time they took. Who sends when
+is pace.py's. Does not know JSON or any API.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import selectors
 import socket
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection as Pipe
+from types import TracebackType
 from typing import Any
 
+import httptools
 import numpy as np
+
+from hortus.bench.pace import BROKEN, PATIENCE_S, Closed, Load, Open, Plan, Seen, checked, drive
+
+
+def http_request(host: str, port: int, path: str, body: bytes, headers: Sequence[str] = ()) -> bytes:
+    """A whole POST, as bytes. headers: lines such as `authorization: Bearer x`."""
+    lines = [f"POST {path} HTTP/1.1", f"host: {host}:{port}", "content-type: application/json", *headers]
+    return "\r\n".join([*lines, f"content-length: {len(body)}", "", ""]).encode() + body
+
+
+class _Peer:
+    """One connection: what is still to be written, and the answer as it comes in."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.sock = socket.create_connection(address, timeout=30)
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.sock.setblocking(False)
+        self.parser, self.left = httptools.HttpResponseParser(self), memoryview(b"")
+        self.complete = self.keep = False
+
+    def on_message_complete(self) -> None:
+        self.complete, self.keep = True, self.parser.should_keep_alive()  # the parser forgets it after this call
+
+    def write(self) -> bool:
+        """Send what is left as far as it goes; whether all is sent."""
+        try:
+            self.left = self.left[self.sock.send(self.left) :]
+        except BlockingIOError:
+            pass
+        except OSError:  # the reading side will see the end of the connection
+            self.left = self.left[:0]
+        return not self.left
+
+    def read(self) -> int | None:
+        """The status of a complete answer, BROKEN at the end of the connection, None when more is to come."""
+        try:
+            data = self.sock.recv(262144)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return BROKEN
+        if not data:
+            return BROKEN
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            return BROKEN
+        return int(self.parser.get_status_code()) if self.complete else None
+
+
+class HttpWire:
+    """Connections to one server, kept alive, at most so many. Requests are whole HTTP messages, used in turn."""
+
+    def __init__(self, address: tuple[str, int], requests: Sequence[bytes], connections: int, fine: bool) -> None:
+        """fine: microseconds in poll()'s waiting, for open loops (epoll counts in milliseconds, select does not)."""
+        self._address, self._requests, self._most = address, requests, connections
+        self._selector: selectors.BaseSelector = (
+            selectors.SelectSelector() if fine and connections < 900 else selectors.DefaultSelector()
+        )
+        self._free: list[_Peer] = []
+        self._busy: dict[int, _Peer] = {}
+
+    def connect(self, count: int) -> None:
+        """Open connections before the clock runs."""
+        self._free += [self._open() for _ in range(count)]
+
+    def _open(self) -> _Peer:
+        peer = _Peer(self._address)
+        self._selector.register(peer.sock, selectors.EVENT_READ, peer)
+        return peer
+
+    def _drop(self, peer: _Peer) -> None:
+        self._selector.unregister(peer.sock)
+        peer.sock.close()
+
+    def free(self) -> bool:
+        return bool(self._free) or len(self._busy) < self._most
+
+    def send(self, number: int) -> int:
+        peer = self._free.pop() if self._free else self._open()
+        peer.left, peer.complete = memoryview(self._requests[number % len(self._requests)]), False
+        self._busy[peer.sock.fileno()] = peer
+        if not peer.write():
+            self._selector.modify(peer.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, peer)
+        return peer.sock.fileno()
+
+    def poll(self, timeout_s: float) -> Iterator[tuple[int, int]]:
+        for key, events in self._selector.select(timeout_s):
+            peer: _Peer = key.data
+            if events & selectors.EVENT_WRITE and peer.write():
+                self._selector.modify(peer.sock, selectors.EVENT_READ, peer)
+            if not events & selectors.EVENT_READ:
+                continue
+            status = peer.read()
+            if status is None:
+                continue
+            number = peer.sock.fileno()
+            asked = self._busy.pop(number, None) is not None
+            if status != BROKEN and peer.keep:
+                self._free.append(peer)
+            else:
+                if not asked:  # an idle connection that the server closed
+                    self._free.remove(peer)
+                self._drop(peer)
+            if asked:
+                yield number, status
+
+    def close(self) -> None:
+        for peer in (*self._free, *self._busy.values()):
+            peer.sock.close()
+        self._selector.close()
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """What one run saw."""
+class Job:
+    """Requests for one server by one plan, over so many client processes."""
 
-    latencies_ms: np.ndarray[Any, np.dtype[np.float64]]
-    seconds: float
-    client_cpu_s: float
-    """Processor seconds the clients themselves used."""
-
-    @property
-    def requests_per_s(self) -> float:
-        return len(self.latencies_ms) / self.seconds
+    host: str
+    port: int
+    requests: Sequence[bytes]
+    plan: Plan
+    processes: int = 1
 
 
-def http_request(host: str, port: int, path: str, body: bytes) -> bytes:
-    """A whole POST, as bytes."""
-    head = (
-        f"POST {path} HTTP/1.1\r\nhost: {host}:{port}\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body
+class Clients:
+    """Client processes, started when first needed and used again until close()."""
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("spawn")
+        self._idle: list[tuple[Any, Pipe]] = []
+
+    def __enter__(self) -> Clients:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for process, pipe in self._idle:
+            pipe.close()
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+        self._idle.clear()
+
+    def _worker(self) -> tuple[Any, Pipe]:
+        here, there = self._context.Pipe()
+        process = self._context.Process(target=_client, args=(there,), daemon=True)
+        process.start()
+        there.close()
+        return process, here
+
+    def run(self, jobs: Sequence[Job], tick: Callable[[float], None] | None = None) -> list[Load]:
+        """Run the jobs side by side, begun together; one Load each. RuntimeError when a client failed.
+
+        tick: called about twice a second with the seconds since the beginning, while clients run.
+        """
+        shares = [(i, job, plan) for i, job in enumerate(jobs) for plan in job.plan.shares(job.processes)]
+        while len(self._idle) < len(shares):
+            self._idle.append(self._worker())
+        pipes = [pipe for _, pipe in self._idle[: len(shares)]]
+        try:
+            for pipe, (_, job, plan) in zip(pipes, shares, strict=True):
+                pipe.send((job.host, job.port, job.requests, plan))
+            for pipe in pipes:
+                _heard(pipe, PATIENCE_S)  # connected
+            begin = time.perf_counter() + 0.02  # one clock on one machine: all start at the same time
+            for pipe in pipes:
+                pipe.send(begin)
+            if tick is not None:
+                while not all(pipe.poll() for pipe in pipes):
+                    tick(time.perf_counter() - begin)
+                    if pipes[0].poll(0.5):
+                        time.sleep(0.1)  # this one is done, another is not
+            longest = max(2 * job.plan.seconds for job in jobs) + 2 * PATIENCE_S
+            answers: list[Seen] = [_heard(pipe, longest) for pipe in pipes]
+        except BaseException:
+            # Their pipes may hold answers to questions nobody asks any more.
+            for process, _ in self._idle:
+                process.kill()
+            self.close()
+            raise
+        parts: list[list[Load]] = [[] for _ in jobs]
+        for (i, _, _), seen in zip(shares, answers, strict=True):
+            parts[i].append(
+                Load(np.array(seen.latencies_ms), seen.seconds, seen.cpu_s, dict(seen.failed), np.array(seen.late_ms))
+            )
+        return [Load.join(loads) for loads in parts]
 
 
-def read_response(sock: socket.socket) -> tuple[int, bytes]:
-    """(status, body) of one answer with a content-length."""
-    data = b""
-    while (end := data.find(b"\r\n\r\n")) < 0:
-        part = sock.recv(65536)
-        if not part:
-            raise ConnectionError(f"closed in the middle of an answer: {data[:200]!r}")
-        data += part
-    head, body = data[:end].lower(), data[end + 4 :]
-    at = head.index(b"content-length:") + 15
-    length = int(head[at:].split(b"\r\n", 1)[0])
-    chunks, have = [body], len(body)
-    while have < length:
-        part = sock.recv(262144)
-        if not part:
-            raise ConnectionError("closed in the middle of a body")
-        chunks.append(part)
-        have += len(part)
-    return int(head.split(b" ", 2)[1]), b"".join(chunks)
-
-
-def _connect(host: str, port: int) -> socket.socket:
-    sock = socket.create_connection((host, port), timeout=30)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sock
-
-
-def _client(host: str, port: int, request: bytes, connections: int, seconds: float, barrier: Any, out: Any) -> None:
-    """One client process holding `connections` closed loops, driven by epoll."""
-    import selectors
-
-    selector = selectors.DefaultSelector()
+def _heard(pipe: Pipe, patience_s: float) -> Any:
+    if not pipe.poll(patience_s):
+        raise RuntimeError(f"a client process said nothing for {patience_s:g} s")
     try:
-        with socket.create_connection((host, port), timeout=30) as probe:
-            probe.sendall(request)
-            status, body = read_response(probe)
-        if status != 200:
-            raise RuntimeError(f"the server answered {status}: {body[:300]!r}")
-        socks = [_connect(host, port) for _ in range(connections)]
-        barrier.wait(60)
-        latencies: list[float] = []
-        cpu, begin = time.process_time(), time.perf_counter()
-        end = begin + seconds
-        sent: dict[int, float] = {}
-        for s in socks:
-            selector.register(s, selectors.EVENT_READ)
-            sent[s.fileno()] = time.perf_counter()
-            s.sendall(request)
-        live = len(socks)
-        while live:
-            for key, _ in selector.select(30):
-                assert isinstance(key.fileobj, socket.socket)
-                s = key.fileobj
-                status, answer = read_response(s)
-                now = time.perf_counter()
-                latencies.append((now - sent[s.fileno()]) * 1000)
-                if status != 200 or len(answer) != len(body):
-                    raise RuntimeError(f"the server answered {status}: {answer[:300]!r}")
-                if now < end:
-                    sent[s.fileno()] = now
-                    s.sendall(request)
-                else:
-                    live -= 1
-        out.put((latencies, time.perf_counter() - begin, time.process_time() - cpu))
-        for s in socks:
-            s.close()
-    except Exception as e:  # noqa: BLE001  the parent must hear of any failure, or it would wait for ever
-        barrier.abort()
-        out.put(repr(e))
-    finally:
-        selector.close()
+        value = pipe.recv()
+    except EOFError:
+        raise RuntimeError("a client process ended by itself") from None
+    if isinstance(value, str):
+        raise RuntimeError(value)
+    return value
+
+
+def _client(pipe: Pipe) -> None:
+    """A client process: one job after another, until the other end closes."""
+    while True:
+        try:
+            host, port, requests, plan = pipe.recv()
+        except (EOFError, KeyboardInterrupt):
+            return
+        try:
+            wire = HttpWire((host, port), requests, plan.connections, isinstance(plan, Open))
+            try:
+                wire.connect(min(plan.connections, plan.clients if isinstance(plan, Closed) else 16))
+                pipe.send(True)
+                begin: float = pipe.recv()
+                time.sleep(max(begin - time.perf_counter(), 0))
+                cpu = time.process_time()
+                seen = drive(plan.pace(), wire, lambda: time.perf_counter() - begin)  # noqa: B023
+                seen.cpu_s = time.process_time() - cpu
+            finally:
+                wire.close()
+            pipe.send(seen)
+        except Exception as e:  # noqa: BLE001  the parent must hear of any failure, or it would wait for ever
+            pipe.send(f"a client failed: {e!r}")
 
 
 def closed_loop(
     host: str, port: int, path: str, body: bytes, *, clients: int, seconds: float, processes: int = 1
 ) -> Load:
-    """Run `clients` closed loops over `processes` client processes; RuntimeError when any answer was wrong."""
-    ctx = multiprocessing.get_context("spawn")
-    processes = min(processes, clients)
-    barrier, out = ctx.Barrier(processes), ctx.Queue()
-    share = [clients // processes + (i < clients % processes) for i in range(processes)]
+    """Run `clients` closed loops over `processes` client processes; RuntimeError when any answer was not 200."""
     request = http_request(host, port, path, body)
-    workers = [
-        ctx.Process(target=_client, args=(host, port, request, n, seconds, barrier, out), daemon=True) for n in share
-    ]
-    for w in workers:
-        w.start()
-    reports = [out.get(timeout=seconds + 120) for _ in workers]
-    for w in workers:
-        w.join(30)
-    if bad := [r for r in reports if isinstance(r, str)]:
-        raise RuntimeError(bad[0])
-    return Load(
-        np.concatenate([np.asarray(r[0]) for r in reports]), max(r[1] for r in reports), sum(r[2] for r in reports)
-    )
+    with Clients() as pool:
+        [load] = pool.run([Job(host, port, [request], Closed(clients, seconds), processes)])
+    return checked(load)

@@ -14,7 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from hortus.bench.measure import cosines
+from hortus.bench.texts import lee_sentences, sentences
 from hortus.types import Float32, TokenBatch
+
+__all__ = ["SHAPES", "Qwen3Shape", "batch_of", "cosines", "random_model", "shape_folder", "truth", "write_folder"]
 
 
 class Qwen3Shape(NamedTuple):
@@ -74,8 +78,10 @@ def write_folder(folder: Path, shape: Qwen3Shape, *, causal: bool) -> Path:
     return folder
 
 
-def random_model(shape: Qwen3Shape, folders: Sequence[Path], *, device: str, seed: int = 0) -> Any:
-    """transformers' Qwen3Model in float32 with random weights, which are saved once for all the folders."""
+def random_model(
+    shape: Qwen3Shape, folders: Sequence[Path], *, device: str, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> Any:
+    """transformers' Qwen3Model in float32 with random weights, which are saved once for all the folders, as `dtype`."""
     from safetensors.torch import save_file
     from transformers import Qwen3Config, Qwen3Model
 
@@ -90,7 +96,7 @@ def random_model(shape: Qwen3Shape, folders: Sequence[Path], *, device: str, see
                 weight.data.uniform_(0.5, 1.5)
     model.requires_grad_(False).eval()
     first = folders[0] / "model.safetensors"
-    save_file({k: v.cpu().contiguous() for k, v in model.state_dict().items()}, first)
+    save_file({k: v.to(dtype).cpu().contiguous() for k, v in model.state_dict().items()}, first)
     for other in folders[1:]:
         (other / "model.safetensors").unlink(missing_ok=True)
         (other / "model.safetensors").symlink_to(first)
@@ -111,14 +117,49 @@ def truth(model: Any, batch: TokenBatch, *, causal: bool) -> Float32:
     return np.stack(rows)
 
 
-def cosines(a: Float32, b: Float32) -> Float32:
-    """[rows] cosine of each pair of rows; NaN where a value is not finite."""
-    x, y = a.astype(np.float64), b.astype(np.float64)
-    value: Float32 = (x * y).sum(1) / np.sqrt((x * x).sum(1) * (y * y).sum(1))
-    return value
-
-
 def batch_of(rng: np.random.Generator, lengths: Sequence[int], vocab: int) -> TokenBatch:
     """Random ids in sequences of these lengths."""
     cu = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return TokenBatch(rng.integers(0, vocab, int(cu[-1])).astype(np.int32), cu)
+
+
+# A folder that every server and library can open: the shape as transformers and vLLM know it, with a tokenizer.
+
+
+def shape_folder(
+    folder: Path, shape: Qwen3Shape, *, name: str, texts: Sequence[Path] = (), device: str = "cpu"
+) -> Path:
+    """folder/name: random bfloat16 weights, both-way attention, mean pooling, and a byte-level BPE tokenizer of the texts."""
+    path = folder / name
+    write_folder(path, shape, causal=False)
+    config = config_json(shape, causal=False) | {
+        "model_type": "qwen3",
+        "architectures": ["Qwen3Model"],
+        "dtype": "bfloat16",
+    }
+    (path / "config.json").write_text(json.dumps(config | {"is_causal": False}))
+    random_model(shape, [path], device=device, dtype=torch.bfloat16)
+    _write_tokenizer(
+        path, [s for f in texts for s in sentences(f.read_text())] if texts else lee_sentences(), shape.vocab
+    )
+    return path
+
+
+def _write_tokenizer(path: Path, lines: Sequence[str], vocab: int) -> None:
+    """tokenizer.json: byte-level BPE of at most 8,000 entries, as Qwen's are made; no special tokens around a text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=min(vocab, 8000), special_tokens=["<|endoftext|>"], show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    inner.train_from_iterator(lines, trainer)
+    inner.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(
+        json.dumps(
+            {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<|endoftext|>", "model_max_length": 32768}
+        )
+    )

@@ -11,7 +11,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -68,11 +68,22 @@ class Record:
     requests_per_s: float | None = None
     rounds: int | None = None
     ratio: float | None = None
-    """Against the peer measured in the same run; above 1 means Hortus is better."""
+    """Speed against another target of the same run, pair by pair, above 1 where this one is faster: the peer (cpu, grpc), or
+    the first target (all that take --target)."""
+    offered_per_s: float | None = None
+    """Requests a second that fell due, in an open loop."""
+    client_cores: float | None = None
+    """Processor time that the load generator itself took, in cores."""
+    cosine: float | None = None
+    """Least cosine to the reference in the check before anything was timed."""
+    at_s: float | None = None
+    """Seconds since the beginning, for what changes over time."""
+    hit_rate: float | None = None
+    """Share of steps that replayed a graph since the last line."""
     note: str | None = None
     commit: str | None = field(default_factory=commit)
-    command: str = field(default_factory=lambda: "hortus bench " + " ".join(sys.argv[2:]))
-    date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    command: str | None = field(default_factory=lambda: "hortus bench " + " ".join(sys.argv[2:]))
+    date: str | None = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
 
 def median_p99(ms: Sequence[float]) -> tuple[float, float]:
@@ -80,13 +91,35 @@ def median_p99(ms: Sequence[float]) -> tuple[float, float]:
     return float(np.median(ms)), float(np.percentile(ms, 99))
 
 
+_OPTIONAL = ("offered_per_s", "client_cores", "cosine", "at_s", "hit_rate")
+"""Fields that few suites have: left out of a line where they are None."""
+
+
 def append(path: Path, records: Sequence[Record]) -> None:
     """Add records to a JSON-lines file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as f:
         for r in records:
-            row = {k: round(v, 4) if isinstance(v, float) else v for k, v in asdict(r).items()}
-            f.write(json.dumps(row) + "\n")
+            row = {k: round(v, 6 if k == "cosine" else 4) if isinstance(v, float) else v for k, v in asdict(r).items()}
+            f.write(json.dumps({k: v for k, v in row.items() if v is not None or k not in _OPTIONAL}) + "\n")
+
+
+def read(paths: Sequence[Path]) -> list[Record]:
+    """The records of JSON-lines files, in order, but for lines of another shape (`kernels`). ValueError names a bad line."""
+    known = {f.name for f in fields(Record)}
+    records = []
+    for path in paths:
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as e:
+                raise ValueError(f"{path}:{number}: not JSON ({e})") from None
+            if "target" not in row:
+                continue
+            if unknown := row.keys() - known:
+                raise ValueError(f"{path}:{number}: unknown field {min(unknown)}")
+            records.append(Record(**row))
+    return records
 
 
 _COLUMNS = (
@@ -100,14 +133,22 @@ _COLUMNS = (
     ("tokens_per_s", "tokens/s"),
     ("requests_per_s", "req/s"),
     ("ratio", "ratio"),
+    ("offered_per_s", "offered/s"),
+    ("client_cores", "client cores"),
+    ("cosine", "cosine"),
+    ("at_s", "at s"),
+    ("hit_rate", "hits"),
     ("note", "note"),
 )
 
 
-def _cell(value: object) -> str:
+def cell(value: object) -> str:
+    """A value for a table."""
     if value is None:
         return "-"
     if isinstance(value, float):
+        if 0.99 < value < 1:  # a cosine
+            return f"{value:.5f}"
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" if abs(value) < 10 else f"{value:.1f}"
     return str(value)
 
@@ -115,8 +156,13 @@ def _cell(value: object) -> str:
 def table(records: Sequence[Record]) -> str:
     """Records as a Markdown table that also reads well in a terminal; columns without a value are left out."""
     keep = [(k, title) for k, title in _COLUMNS if any(getattr(r, k) is not None for r in records)]
-    rows = [[title for _, title in keep]] + [[_cell(getattr(r, k)) for k, _ in keep] for r in records]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(keep))]
+    return grid([title for _, title in keep], [[cell(getattr(r, k)) for k, _ in keep] for r in records])
+
+
+def grid(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """A Markdown table with its columns in line."""
+    rows = [titles, *cells]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(titles))]
     lines = ["| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |" for row in rows]
     lines.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")
     return "\n".join(lines)

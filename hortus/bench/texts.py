@@ -1,14 +1,32 @@
-"""Real text to measure with: Lee's background corpus of 300 news items, read from the installed gensim package."""
+"""Real text to measure with, cut to exact token counts by the served model's own tokenizer.
+
+By default Lee's background corpus, 300 news items, read from the installed gensim package; or the user's own files. Does
+not know what is measured.
+"""
 
 from __future__ import annotations
 
 import random
 import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 from hortus.errors import StartError
+from hortus.types import TokenBatch
+
+Encode = Callable[[Sequence[str]], TokenBatch]
+"""Texts to ids, special tokens included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """The inputs of one request, as text and as ids."""
+
+    texts: tuple[str, ...]
+    ids: TokenBatch
 
 
 @cache
@@ -16,16 +34,72 @@ def lee_sentences() -> tuple[str, ...]:
     """The corpus cut into sentences, in order."""
     spec = find_spec("gensim")
     if spec is None or not spec.submodule_search_locations:
-        raise StartError("the benchmark texts come from gensim: pip install 'hortus[dev]'")
+        raise StartError(
+            "the benchmark texts come from gensim: pip install 'hortus[bench]', or give your own with --texts"
+        )
     path = Path(next(iter(spec.submodule_search_locations)), "test", "test_data", "lee_background.cor")
-    return tuple(s for line in path.read_text().splitlines() for s in re.split(r"(?<=[.!?])\s+", line.strip()) if s)
+    return sentences(path.read_text())
+
+
+def sentences(text: str) -> tuple[str, ...]:
+    """Lines cut where a sentence ends."""
+    return tuple(s for line in text.splitlines() for s in re.split(r"(?<=[.!?])\s+", line.strip()) if s)
 
 
 def mixed(count: int, *, seed: int = 0, most: int = 11) -> list[str]:
     """`count` texts of 1 to `most` consecutive sentences, the same for the same seed."""
-    rng, sentences = random.Random(seed), lee_sentences()
+    rng, lines = random.Random(seed), lee_sentences()
     texts = []
     for _ in range(count):
-        start = rng.randrange(len(sentences) - most)
-        texts.append(" ".join(sentences[start : start + rng.randint(1, most)]))
+        start = rng.randrange(len(lines) - most)
+        texts.append(" ".join(lines[start : start + rng.randint(1, most)]))
     return texts
+
+
+class Corpus:
+    """Words of real text, in order, from which inputs of exact lengths are cut."""
+
+    def __init__(self, encode: Encode, files: Sequence[Path] = (), *, seed: int = 0) -> None:
+        """files: plain text; none: the Lee corpus. StartError when there is too little text."""
+        lines = [s for f in files for s in sentences(f.read_text())] if files else lee_sentences()
+        self._words = " ".join(lines).split()
+        if len(self._words) < 100:
+            raise StartError(f"--texts: {len(self._words)} words are too few to measure with; give at least 100")
+        self._encode, self._rng = encode, random.Random(seed)
+
+    def exact(self, tokens: int) -> str:
+        """A text of exactly so many tokens, special tokens included, that begins at a random word."""
+        start = self._rng.randrange(len(self._words))
+        # A word is at least one token, nearly always. Where the corpus ends it begins again.
+        words = [self._words[(start + i) % len(self._words)] for i in range(tokens + 1)]
+
+        def count(n: int) -> int:
+            return self._encode([" ".join(words[:n])]).total_tokens
+
+        low, high = 1, len(words)
+        while low < high:  # the most words that fit
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if count(middle) <= tokens else (low, middle - 1)
+        text = " ".join(words[:low])
+        # The next word has more tokens than are left: one-token words fill the rest. A first word that is too long gives way.
+        if count(low) > tokens:
+            text = "a"
+        for filler in ("a", "I", "."):
+            have = self._encode([text]).total_tokens
+            if have < tokens:
+                filled = text + f" {filler}" * (tokens - have)
+                text = filled if self._encode([filled]).total_tokens == tokens else text
+        if self._encode([text]).total_tokens != tokens:
+            raise StartError(f"no text of exactly {tokens} tokens found with this tokenizer; choose another --tokens")
+        return text
+
+    def inputs(self, batch: int, tokens: int) -> Inputs:
+        """`batch` different texts of exactly `tokens` tokens each."""
+        return self.of([self.exact(tokens) for _ in range(batch)])
+
+    def several(self, batch: int, tokens: int, count: int) -> list[Inputs]:
+        """`count` requests of that size, so that no server can answer from a cache what it has just seen."""
+        return [self.inputs(batch, tokens) for _ in range(count)]
+
+    def of(self, texts: Sequence[str]) -> Inputs:
+        return Inputs(tuple(texts), self._encode(texts))

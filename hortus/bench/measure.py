@@ -1,0 +1,222 @@
+"""One run: its targets, and how every case of every suite is warmed up, checked against the reference, and timed.
+
+Nothing is timed before the target's vectors for the very inputs are within 0.1 % cosine of the reference's; a target that
+is further off is left out from there on, and the run ends with an error. Rounds alternate, so drift of the machine hits
+all alike. Does not know what the suites ask for.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from hortus.bench.pace import Closed, Load, Plan
+from hortus.bench.results import Record, median_p99
+from hortus.bench.targets import Setting, Target
+from hortus.bench.texts import Corpus, Inputs
+from hortus.types import Float32
+
+T = TypeVar("T", bound=Target)
+LEAST_COSINE = 0.999
+WARM_CALLS, WARM_S = 4, 1.0
+"""Requests before timing, and the seconds after which fewer will do. A CUDA graph replays from a shape's third step on."""
+
+
+def cosines(a: Float32, b: Float32) -> Float32:
+    """[rows] cosine of each pair of rows; NaN where a value is not finite."""
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    value: Float32 = (x * y).sum(1) / np.sqrt((x * x).sum(1) * (y * y).sum(1))
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Rounds of one case and target, put together."""
+
+    median_ms: float | None
+    p99_ms: float | None
+    requests_per_s: float | None
+    """Median over rounds."""
+    answers: int
+    spread: float | None
+    """(largest - least) / median of the rounds' medians."""
+    client_cores: float
+    failed: dict[int, int]
+
+
+def summary(rounds: Sequence[Load]) -> Summary:
+    """Latencies of all rounds together; rates by round. Pure."""
+    every = Load.join(rounds, after_another=True)
+    if not len(every.latencies_ms):
+        return Summary(None, None, None, 0, None, 0.0, every.failed)
+    median, p99 = median_p99(every.latencies_ms.tolist())
+    medians = [float(np.median(x.latencies_ms)) for x in rounds if len(x.latencies_ms)]
+    spread = (max(medians) - min(medians)) / median if len(medians) > 1 else None
+    rate = float(np.median([x.requests_per_s for x in rounds]))
+    cores = every.client_cpu_s / every.seconds if every.seconds else 0.0
+    return Summary(median, p99, rate, len(every.latencies_ms), spread, cores, every.failed)
+
+
+@dataclass
+class Run:
+    """The targets of one call of `hortus bench`, and what to measure them with."""
+
+    setting: Setting
+    targets: list[Target]
+    corpus: Corpus
+    reference: Target | None
+    """None: targets are held against the first of them."""
+    rounds: int = 5
+    seconds: float = 2.0
+    """Of each round of each target."""
+    only_tokens: tuple[int, ...] = ()
+    most_clients: int = 256
+    hardware: str | None = None
+    dtype: str | None = None
+    raw: Path | None = None
+    """Every latency goes to this file, a JSON line a round."""
+    refused: dict[str, str] = field(default_factory=dict)
+    _cosine: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def longest(self) -> int:
+        return self.setting.folder.max_tokens
+
+    def sizes(self, wanted: Sequence[int]) -> list[int]:
+        """The wanted token counts (or --tokens'), those over the model's limit as one of that limit."""
+        return sorted({min(n, self.longest) for n in (self.only_tokens or wanted)})
+
+    def clients(self, wanted: Sequence[int]) -> list[int]:
+        return sorted({min(n, self.most_clients) for n in wanted})
+
+    def turn(self, targets: Sequence[T], number: int) -> list[T]:
+        """The targets in another order each round."""
+        at = number % len(targets)
+        return [*targets[at:], *targets[:at]]
+
+    def ready(self, requests: Sequence[Inputs], *, served: bool = False) -> list[Target]:
+        """The targets that may be timed on these requests: warmed up, and right. Those that are not are left out for good."""
+        want: Float32 | None = self.reference.vectors(requests[0]) if self.reference else None
+        good = []
+        for t in [*self.targets]:
+            if served and not t.served:
+                continue
+            begin = time.perf_counter()
+            try:
+                for i in range(WARM_CALLS):
+                    if i and time.perf_counter() - begin > WARM_S:
+                        break
+                    rows = t.vectors(requests[0 if i == 0 else i % len(requests)])
+                    if i == 0:
+                        want = rows if want is None else want
+                        self._cosine[t.name] = _least_cosine(rows, want)
+            except Exception as e:  # noqa: BLE001  whatever a target does, the others' figures must not be lost
+                self._leave_out(t, f"it failed at {_size(requests[0])}: {e}")
+                continue
+            if not self._cosine[t.name] >= LEAST_COSINE:  # NaN as well
+                why = f"cosine {self._cosine[t.name]:.5f} to the reference at {_size(requests[0])}, least wanted {LEAST_COSINE}"
+                self._leave_out(t, why)
+                continue
+            good.append(t)
+        return good
+
+    def _leave_out(self, target: Target, why: str) -> None:
+        print(f"  LEFT OUT: {target.name}: {why}", flush=True)
+        self.refused[target.name] = why
+        self.targets.remove(target)
+        target.close()
+
+    def cosines(self, rows: Float32, inputs: Inputs) -> Float32:
+        """[inputs] cosine to the reference's rows, or the first target's."""
+        return cosines(rows, (self.reference or self.targets[0]).vectors(inputs))
+
+    def timed(self, target: Target, requests: Sequence[Inputs], plan: Plan) -> Load:
+        return self.keep(f"{plan}", target, target.load(requests, plan))
+
+    def keep(self, what: str, target: Target, load: Load) -> Load:
+        """The load, its latencies written out when --raw asks for them."""
+        if self.raw:
+            line = {"case": what, "target": target.name, "ms": [round(float(x), 4) for x in load.latencies_ms]}
+            with self.raw.open("a") as f:
+                f.write(json.dumps(line) + "\n")
+        return load
+
+    def case(self, suite: str, batch: int, tokens: int, clients: int, *, served: bool = False) -> list[Record]:
+        """One size by so many clients on every target that can take it, in alternating rounds. One Record a target."""
+        requests = self.corpus.several(batch, tokens, 64 if batch == 1 else 8 if batch <= 25 else 4)
+        targets = self.ready(requests, served=served)
+        loads: dict[str, list[Load]] = {t.name: [] for t in targets}
+        if clients > 1:  # graphs of larger steps, grown pools
+            for t in targets:
+                if t.served:
+                    t.load(requests, Closed(clients, min(1.0, self.seconds / 2)))
+        for number in range(self.rounds):
+            for t in self.turn(targets, number) if targets else []:
+                plan = Closed(clients if t.served else 1, self.seconds)
+                loads[t.name].append(self.timed(t, requests, plan))
+        records = []
+        for t in targets:
+            record = self.record(suite, t, summary(loads[t.name]), batch, tokens, clients if t.served else 1)
+            if t is not targets[0]:
+                pairs = zip(loads[targets[0].name], loads[t.name], strict=True)
+                record.ratio = float(np.median([b.requests_per_s / a.requests_per_s for a, b in pairs]))
+            records.append(self.tell(record))
+        return records
+
+    def tell(self, record: Record) -> Record:
+        """Print a line of it at once, and return it."""
+        size = f"{record.batch or '-'} x {record.tokens or '-'}"
+        print(
+            f"  {record.suite:<11} {record.target:<22} {size:>9}, {record.clients or '-':>3} clients "
+            f"{record.median_ms or 0:10.3f} ms, p99 {record.p99_ms or 0:10.3f}, {record.tokens_per_s or 0:>9,.0f} tokens/s",
+            flush=True,
+        )
+        return record
+
+    def record(
+        self, suite: str, target: Target, s: Summary, batch: int | None, tokens: int | None, clients: int | None = 1
+    ) -> Record:
+        """What all suites say of a case."""
+        notes = [target.about]
+        if s.spread is not None:
+            notes.append(f"rounds' medians within {s.spread:.0%}")
+        if s.failed:
+            notes.append(
+                "not answered with 200: " + ", ".join(f"{n} x {_STATUS.get(k, k)}" for k, n in s.failed.items())
+            )
+        record = Record(
+            suite=suite, target=target.name, model=self.setting.folder.name, dtype=self.dtype, batch=batch, tokens=tokens,
+            clients=clients, median_ms=s.median_ms, p99_ms=s.p99_ms, requests_per_s=s.requests_per_s,
+            rounds=s.answers or None, note="; ".join(notes), cosine=self._cosine.get(target.name),
+        )  # fmt: skip
+        if s.requests_per_s and batch and tokens:
+            record.tokens_per_s = s.requests_per_s * batch * tokens
+        if target.served and s.answers:
+            record.client_cores = s.client_cores
+        if self.hardware:
+            record.hardware = self.hardware
+        return record
+
+    def close(self) -> None:
+        for t in [*self.targets, *([self.reference] if self.reference else [])]:
+            t.close()
+        self.setting.clients.close()
+
+
+_STATUS = {0: "a broken connection", -1: "no answer"}
+
+
+def _least_cosine(rows: Float32, want: Float32) -> float:
+    if rows.shape != want.shape:
+        raise ValueError(f"vectors of shape {rows.shape}, the reference has {want.shape}")
+    return float(cosines(rows, want).min())
+
+
+def _size(inputs: Inputs) -> str:
+    return f"{len(inputs.texts)} x {inputs.ids.max_seqlen} tokens"

@@ -1,0 +1,269 @@
+"""`hortus bench report` and `hortus bench readme`: what is made of result files. Nothing else says what was measured.
+
+Figures come from bench/results/*.jsonl only, so a page can always be made again. Of several runs of one case the latest
+counts, and the page says how far apart they are. Does not know how anything was measured; plots.py draws.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hortus.bench.results import Record, cell, grid, read
+
+Key = tuple[object, ...]
+SIZED = ("latency", "scoring", "throughput")
+
+
+def label(r: Record) -> str:
+    """The name of a target in pictures and tables. `hortus bench engine` measures the same as target `engine`."""
+    return "engine" if r.suite == "engine" and r.target == "hortus" else r.target
+
+
+def case(r: Record) -> Key:
+    """What makes two records the same case, measured twice."""
+    words = (r.note or "").split("; ")
+    if r.suite == "arrivals":  # the offered load itself is another in each run
+        kind = next((w for w in words if w.endswith(" of the best")), "")
+    elif r.suite == "graphs":
+        kind = str(r.at_s)
+    else:
+        kind = "" if r.suite in (*SIZED, "concurrency", "short") else words[0]
+    return (r.suite, label(r), r.model, r.hardware, r.dtype, r.batch, r.tokens, r.clients, kind)
+
+
+def sized(r: Record) -> bool:
+    """A step or request of one size: the suites' own, and the engine's whole steps."""
+    whole = r.suite == "engine" and (r.note or "").partition(";")[0] in ("replay", "cpu", "peer")
+    return (r.suite in SIZED or whole) and r.median_ms is not None and r.batch is not None and r.tokens is not None
+
+
+def latest(records: Iterable[Record]) -> dict[Key, list[Record]]:
+    """Each case's runs, the latest last (files are appended to)."""
+    found: dict[Key, list[Record]] = {}
+    for r in records:
+        found.setdefault(case(r), []).append(r)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One machine and model: what may stand in one picture."""
+
+    hardware: str
+    model: str
+    records: tuple[Record, ...]
+    """The latest of each case."""
+
+    @property
+    def slug(self) -> str:
+        text = f"{self.hardware.split(',')[0]} {self.model}".lower()
+        return "-".join("".join(c if c.isalnum() else " " for c in text).split())
+
+
+def groups(records: Sequence[Record]) -> list[Group]:
+    """By machine and model, in order of appearance."""
+    found: dict[tuple[str, str], list[Record]] = {}
+    for runs in latest(records).values():
+        found.setdefault((runs[-1].hardware, runs[-1].model), []).append(runs[-1])
+    return [Group(hardware, model, tuple(rows)) for (hardware, model), rows in found.items()]
+
+
+def spreads(records: Sequence[Record]) -> list[tuple[Record, float]]:
+    """(latest, largest relative difference of medians) of every case measured more than once."""
+    found = []
+    for runs in latest(records).values():
+        ms = [r.median_ms for r in runs if r.median_ms]
+        if len(ms) > 1:
+            found.append((runs[-1], (max(ms) - min(ms)) / min(ms)))
+    return found
+
+
+def page(records: Sequence[Record], pictures: dict[str, list[str]]) -> str:
+    """The Markdown page. pictures: file stems by group."""
+    parts = ["# Benchmark report", "Made by `hortus bench report` from JSON lines; the latest run of each case."]
+    for g in groups(records):
+        parts.append(f"## {g.model} on {g.hardware}")
+        parts += [f"![{name}]({name}.svg)" for name in pictures.get(g.slug, [])]
+        for title, rows, columns in (
+            ("One request of one size", [r for r in g.records if sized(r)], _SIZED_COLUMNS),
+            ("By number of clients", [r for r in g.records if r.suite in ("concurrency", "short")], _CLIENT_COLUMNS),
+            ("Poisson arrivals", [r for r in g.records if r.suite == "arrivals"], _ARRIVAL_COLUMNS),
+            ("Queries beside a bulk load", [r for r in g.records if r.suite == "mixed"], _MIXED_COLUMNS),
+            ("Start and first answers", [r for r in g.records if r.suite in ("start", "first-hit")], _START_COLUMNS),
+            ("Everything else", [r for r in g.records if _other(r)], _OTHER_COLUMNS),
+        ):
+            if rows:
+                parts += [
+                    f"### {title}",
+                    grid([c for c, _ in columns], [[cell(f(r)) for _, f in columns] for r in rows]),
+                ]
+    if repeats := spreads(records):
+        far = sorted(repeats, key=lambda x: -x[1])
+        again = [
+            [label(r), r.suite, r.model, _size(r), cell(r.clients), str(case(r)[-1]), f"{s:.1%}"] for r, s in far[:20]
+        ]
+        parts += [
+            f"## Repeated cases\n\n{len(far)} cases were measured more than once; the median case differs by "
+            f"{far[len(far) // 2][1]:.1%}. Those that differ most:",
+            grid(["target", "suite", "model", "size", "clients", "what", "medians differ by"], again),
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _size(r: Record) -> str:
+    return f"{r.batch} x {r.tokens}" if r.batch and r.tokens else "-"
+
+
+def _note(r: Record) -> str:
+    return (r.note or "").partition(";")[0]
+
+
+def _other(r: Record) -> bool:
+    shown = sized(r) or r.suite in ("concurrency", "short", "arrivals", "mixed", "start", "first-hit", "graphs")
+    return not shown and (r.median_ms is not None or r.cosine is not None)
+
+
+_Column = tuple[str, Callable[[Record], object]]
+_WHO: tuple[_Column, ...] = (("target", label), ("size", _size))
+_TIMES: tuple[_Column, ...] = (("median ms", lambda r: r.median_ms), ("p99 ms", lambda r: r.p99_ms))
+_CLIENTS: _Column = ("clients", lambda r: r.clients)
+_RATE: _Column = ("requests/s", lambda r: r.requests_per_s)
+_CORES: _Column = ("client cores", lambda r: r.client_cores)
+_SIZED_COLUMNS = (
+    ("suite", lambda r: r.suite), *_WHO, _CLIENTS, *_TIMES, ("tokens/s", lambda r: r.tokens_per_s),
+    ("against the first", lambda r: r.ratio), ("least cosine", lambda r: r.cosine), ("commit", lambda r: r.commit),
+)  # fmt: skip
+_CLIENT_COLUMNS = (*_WHO, _CLIENTS, _RATE, *_TIMES, _CORES)
+_ARRIVAL_COLUMNS = (
+    *_WHO,
+    ("offered/s", lambda r: r.offered_per_s),
+    ("answered/s", lambda r: r.requests_per_s),
+    *_TIMES,
+    _CORES,
+)
+_MIXED_COLUMNS = (*_WHO, ("what", _note), _RATE, *_TIMES)
+_START_COLUMNS = (*_WHO, ("what", lambda r: "ready" if r.suite == "start" else _note(r)), ("ms", lambda r: r.median_ms))
+_OTHER_COLUMNS = (("suite", lambda r: r.suite), *_WHO, _CLIENTS, *_TIMES, ("what", lambda r: r.note))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Entry point of `hortus bench report`."""
+    parser = argparse.ArgumentParser(prog="hortus bench report", description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("files", type=Path, nargs="+", help="JSON lines that suites wrote")
+    parser.add_argument(
+        "--to", type=Path, default=Path("bench/report"), help="folder for report.md, SVG and PNG [bench/report]"
+    )
+    args = parser.parse_args(argv)
+    try:
+        from hortus.bench import plots
+    except ModuleNotFoundError as e:
+        print(f"plots need the package {e.name}: pip install 'hortus[bench]'")
+        return 1
+    records = read(args.files)
+    args.to.mkdir(parents=True, exist_ok=True)
+    pictures = {g.slug: plots.draw(g, args.to) for g in groups(records)}
+    (args.to / "report.md").write_text(page(records, pictures))
+    print(f"{args.to / 'report.md'}: {len(records)} records, {sum(map(len, pictures.values()))} pictures")
+    return 0
+
+
+# README's table.
+
+BEGIN = "<!-- figures: written by `hortus bench readme`, do not edit -->"
+END = "<!-- end of figures -->"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table of the README: which machine and model, a column a target, a row a case."""
+
+    title: str
+    hardware: str
+    model: str
+    columns: tuple[tuple[str, str], ...]
+    """(heading, label)"""
+    rows: tuple[tuple[str, tuple[str, ...], int, int, int | None, str], ...]
+    """(heading, suites, batch, tokens, clients or None for any, field)"""
+
+
+TABLES = (
+    Table(
+        "NVIDIA H200, 0.6B shape, bf16, in process", "H200", "qwen3-0.6b-random",
+        (("Hortus", "engine"), ("vLLM 0.22.0", "vllm"), ("transformers", "transformers")),
+        (
+            ("1 x 128 tokens", ("latency", "engine"), 1, 128, None, "median_ms"),
+            ("1 x 512 tokens", ("latency", "engine"), 1, 512, None, "median_ms"),
+            ("25 x 512 tokens", ("scoring", "engine"), 25, 512, None, "median_ms"),
+            ("100 x 512 tokens", ("throughput", "engine"), 100, 512, None, "tokens_per_s"),
+        ),
+    ),
+    Table(
+        "CPU, all-MiniLM-L6-v2, float32", "cores", "all-MiniLM-L6-v2",
+        (
+            ("Hortus, HTTP", "hortus-http"), ("Infinity, HTTP", "infinity"), ("Hortus, in process", "hortus"),
+            ("sentence-transformers", "sentence-transformers"),
+        ),
+        (
+            ("1 x 16 tokens", ("short",), 1, 16, 1, "median_ms"),
+            ("1 x 128 tokens", ("latency",), 1, 128, 1, "median_ms"),
+            ("25 x 256 tokens", ("scoring",), 25, 256, 1, "median_ms"),
+            ("100 x 256 tokens, 4 clients", ("throughput",), 100, 256, None, "tokens_per_s"),
+            ("16 clients, 16 tokens each", ("short",), 1, 16, 16, "requests_per_s"),
+        ),
+    ),
+)  # fmt: skip
+_UNITS = {"median_ms": "ms", "tokens_per_s": "tokens/s", "requests_per_s": "requests/s"}
+
+
+def figures(records: Sequence[Record]) -> str:
+    """README's tables between their markers. Pure. A case or target without a record is left out."""
+    newest = [runs[-1] for runs in latest(records).values()]
+    parts = [BEGIN]
+    for t in TABLES:
+        rows = []
+        for heading, suites, batch, tokens, clients, name in t.rows:
+            values = []
+            for _, who in t.columns:
+                found = [
+                    r for r in newest
+                    if t.hardware in r.hardware and r.model == t.model and label(r) == who and r.suite in suites
+                    and (r.suite != "engine" or sized(r)) and (r.batch, r.tokens) == (batch, tokens)
+                    and (clients is None or r.clients == clients)
+                ]  # fmt: skip
+                # In a run beside peers (latency, scoring, ...) if there is one; `engine` measures Hortus alone.
+                best = min(found, key=lambda r: suites.index(r.suite), default=None)
+                value = getattr(best, name) if best else None
+                values.append("" if value is None else f"{cell(float(f'{value:.3g}'))} {_UNITS[name]}")
+            if any(values):
+                rows.append([heading, *values])
+        if rows:
+            parts.append(grid([t.title, *(heading for heading, _ in t.columns)], rows))
+    return "\n\n".join([*parts, END])
+
+
+def with_figures(readme: str, records: Sequence[Record]) -> str:
+    """The README with its tables made anew. ValueError when it has no place for them. Pure."""
+    if BEGIN not in readme or END not in readme:
+        raise ValueError(f"README has no lines {BEGIN} and {END}")
+    return readme[: readme.index(BEGIN)] + figures(records) + readme[readme.index(END) + len(END) :]
+
+
+def readme(argv: Sequence[str]) -> int:
+    """Entry point of `hortus bench readme`, from the root of a checkout."""
+    parser = argparse.ArgumentParser(
+        prog="hortus bench readme", description="Write README's tables from bench/results."
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing; fail when README differs")
+    args = parser.parse_args(argv)
+    path, files = Path("README.md"), sorted(Path("bench/results").glob("*.jsonl"))
+    old = path.read_text()
+    new = with_figures(old, read(files))
+    if args.check and old != new:
+        print("README.md does not say what bench/results say: run hortus bench readme")
+        return 1
+    if old != new:
+        path.write_text(new)
+    return 0

@@ -1,0 +1,284 @@
+"""Targets behind HTTP: the requests and answers of OpenAI's and TEI's routes, and servers started here for a run.
+
+Does not know what is measured. Servers started here are stopped at the end, also when the run fails.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from hortus.bench.load import Job, http_request
+from hortus.bench.pace import Closed, Load, Plan, checked
+from hortus.bench.targets import Setting, Spec
+from hortus.bench.texts import Inputs
+from hortus.errors import StartError
+from hortus.types import Float32
+
+# Routes: how a request is written and an answer read. Pure.
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One API's way to ask for vectors."""
+
+    path: str
+    body: Callable[[Sequence[str]], bytes]
+    rows: Callable[[bytes], Float32]
+    about: str
+
+
+def openai_route(base: str, model: str, form: str) -> Route:
+    """OpenAI's /embeddings under a base path. form: base64 or float."""
+
+    def body(texts: Sequence[str]) -> bytes:
+        one = texts[0] if len(texts) == 1 else list(texts)
+        return json.dumps({"model": model, "input": one, "encoding_format": form}).encode()
+
+    return Route(base + "/embeddings", body, openai_rows, form)
+
+
+def openai_rows(answer: bytes) -> Float32:
+    """[inputs, width] of an answer in OpenAI's shape, floats or base64, put in the order of `index`."""
+    data = sorted(json.loads(answer)["data"], key=lambda d: d["index"])
+    return np.stack([_vector(d["embedding"]) for d in data])
+
+
+def _vector(value: Any) -> Float32:
+    if isinstance(value, str):
+        return np.frombuffer(base64.b64decode(value), "<f4")
+    return np.array(value, np.float32)
+
+
+def tei_route(base: str) -> Route:
+    """Text Embeddings Inference's own /embed."""
+    return Route(
+        base + "/embed",
+        lambda texts: json.dumps({"inputs": list(texts), "truncate": True}).encode(),
+        lambda answer: np.array(json.loads(answer), np.float32),
+        "TEI's /embed",
+    )
+
+
+class Served:
+    """A Target behind one route of a server."""
+
+    served = True
+
+    def __init__(self, name: str, host: str, port: int, setting: Setting, closing: ExitStack | None = None) -> None:
+        self.name, self.host, self.port, self.opened_s = name, host, port, 0.0
+        self.setting, self._closing = setting, closing or ExitStack()
+        self.route: Route
+        self.about = ""
+
+    def use(self, route: Route) -> Served:
+        self.route, self.about = route, f"texts to vectors over HTTP, {route.about}"
+        return self
+
+    def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+        """(status, body) of one exchange, for what is not timed."""
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=300)
+        headers = dict(line.split(":", 1) for line in self.setting.headers)
+        try:
+            connection.request(method, path, body, {"content-type": "application/json", **headers})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+    def vectors(self, inputs: Inputs) -> Float32:
+        status, answer = self.ask("POST", self.route.path, self.route.body(inputs.texts))
+        if status != 200:
+            raise RuntimeError(f"{self.name} answered {status}: {answer[:300]!r}")
+        return self.route.rows(answer)
+
+    def job(self, requests: Sequence[Inputs], plan: Plan) -> Job:
+        """The same requests for the load generator."""
+        bodies = [self.route.body(r.texts) for r in requests]
+        whole = [http_request(self.host, self.port, self.route.path, b, self.setting.headers) for b in bodies]
+        busy = isinstance(plan, Closed) and plan.clients < 4
+        return Job(self.host, self.port, whole, plan, 1 if busy else self.setting.processes)
+
+    def load(self, requests: Sequence[Inputs], plan: Plan) -> Load:
+        [load] = self.setting.clients.run([self.job(requests, plan)])
+        return checked(load) if isinstance(plan, Closed) else load
+
+    def graph_steps(self) -> dict[str, float] | None:
+        """Steps by eager, capture and replay so far, from Hortus' /metrics; None where there are none."""
+        status, text = self.ask("GET", "/metrics")
+        return graph_counts(text.decode()) if status == 200 else None
+
+    def close(self) -> None:
+        self._closing.close()
+
+
+def graph_counts(text: str) -> dict[str, float] | None:
+    """hortus_graph_steps_total by `how` from a page of metrics; None when no step ran under graphs. Pure."""
+    found = re.findall(r'^hortus_graph_steps_total\{how="(\w+)"\} (\S+)$', text, re.M)
+    return {how: float(value) for how, value in found} or None
+
+
+def make(spec: Spec, setting: Setting) -> Served:
+    """One of the kinds that are servers: found, or started and waited for. StartError."""
+    if spec.kind in ("openai", "tei"):
+        url = urlsplit(spec.where)
+        target = Served(spec.name, url.hostname or "127.0.0.1", url.port or 80, setting)
+        base = url.path.rstrip("/")
+        return target.use(tei_route(base)) if spec.kind == "tei" else _openai(target, base)
+    closing = ExitStack()
+    try:
+        if spec.kind == "serve":
+            flags = shlex.split(spec.where)
+            if setting.dtype != "auto":
+                flags += ["--dtype", setting.dtype]
+            if setting.threads:
+                flags += ["--threads", str(setting.threads)]
+            server = closing.enter_context(
+                hortus(str(setting.path), *flags, "--served-model-name", setting.folder.name)
+            )
+            return _openai(Served(spec.name, "127.0.0.1", server.port, setting, closing), "/v1")
+        port, python, *more = free_port(), *shlex.split(spec.where)
+        words = (infinity_words if spec.kind == "infinity" else vllm_words)(python, setting.path, port)
+        closing.enter_context(started([*words, *more], port, PEER_ENVIRON))
+        return _openai(Served(spec.name, "127.0.0.1", port, setting, closing), "")
+    except BaseException:
+        closing.close()
+        raise
+
+
+def _openai(target: Served, base: str) -> Served:
+    """The model's name from /models, and base64 where the server has it, for all that it saves its clients."""
+    for path in [base] if base else ["/v1", ""]:
+        try:
+            status, answer = target.ask("GET", path + "/models")
+        except OSError as e:
+            raise StartError(f"{target.name}: nothing answers at {target.host}:{target.port} ({e})") from None
+        if status == 200:
+            break
+    else:
+        raise StartError(f"{target.name}: {path}/models answered {status}: {answer[:200]!r}")
+    model = json.loads(answer)["data"][0]["id"]
+    route = openai_route(path, model, "base64")
+    status, answer = target.ask("POST", route.path, route.body(["a"]))
+    if status != 200:
+        route = openai_route(path, model, "float")
+        status, answer = target.ask("POST", route.path, route.body(["a"]))
+    if status != 200:
+        raise StartError(f"{target.name}: {route.path} answered {status}: {answer[:300]!r}")
+    return target.use(route)
+
+
+# Servers started here.
+
+PEER_ENVIRON = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0"}
+
+
+def infinity_words(python: str, model: Path, port: int) -> list[str]:
+    """Stock settings, but for its cache of vectors, which would answer a repeated text without the model."""
+    words = ["--model-id", str(model), "--host", "127.0.0.1", "--port", str(port), "--no-vector-disk-cache"]
+    return [str(Path(python).parent / "infinity_emb"), "v2", *words, "--log-level", "warning"]
+
+
+def vllm_words(python: str, model: Path, port: int) -> list[str]:
+    """The settings of the figures in docs/benchmarks.md: a token budget of 65,536; a third of the GPU, which others share."""
+    words = ["--model", str(model), "--host", "127.0.0.1", "--port", str(port), "--runner", "pooling"]
+    budget = ["--max-num-batched-tokens", "65536", "--no-enable-prefix-caching", "--gpu-memory-utilization", "0.35"]
+    return [python, "-m", "vllm.entrypoints.openai.api_server", *words, *budget]
+
+
+def free_port() -> int:
+    """A port that nobody listens on just now."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+@contextmanager
+def started(
+    words: Sequence[str], port: int | None, environ: dict[str, str] | None = None, ready_s: float = 300
+) -> Iterator[Running]:
+    """A server process, ready; SIGTERM at the end. port: None when it tells it itself, as Hortus does. RuntimeError."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("HORTUS_")}
+    with tempfile.TemporaryFile() as log:
+        try:
+            process = subprocess.Popen(words, stdout=log, stderr=log, env=clean | (environ or {}))
+        except OSError as e:
+            raise StartError(f"{words[0]} cannot be started: {e}") from None
+
+        def told() -> str:
+            log.seek(0)
+            return log.read().decode(errors="replace")
+
+        def found() -> int | None:
+            match = re.search(r"http://[\d.]+:(\d+)[ \n]", told()) if port is None else None
+            return int(match[1]) if match else port
+
+        try:
+            end = time.monotonic() + ready_s
+            while not (at := found()) or not _ready(at, "/ready" if port is None else "/health"):
+                if process.poll() is not None or time.monotonic() > end:
+                    raise StartError(f"the server did not start ({shlex.join(words)}):\n{told()[-3000:]}")
+                time.sleep(0.05)
+            yield Running(at, process.pid)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(40)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server started here, ready."""
+
+    port: int
+    process: int
+
+    def engine_cpu_s(self) -> float:
+        """Processor seconds of the first engine process so far (of the whole server where it is one process)."""
+        children = Path(f"/proc/{self.process}/task/{self.process}/children").read_text().split()
+        for child in (*children, str(self.process)):
+            words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+            if b"tulip" in words or not children:
+                user, system = Path(f"/proc/{child}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
+                return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+        raise RuntimeError("no engine process")
+
+
+@contextmanager
+def hortus(model: str, *flags: str) -> Iterator[Running]:
+    """`hortus serve MODEL` with these flags, on a free port."""
+    words = [sys.executable, "-m", "hortus.cli", "serve", model, "--port", "0", *flags]
+    with started(words, None) as running:
+        yield running
+
+
+def _ready(port: int, path: str) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()

@@ -1,0 +1,133 @@
+"""Every suite once, tiny, over a real server with a fake engine; and what becomes of targets that are wrong."""
+
+import json
+
+import numpy as np
+import pytest
+
+from hortus import bench
+from hortus.bench import suites
+from hortus.bench.inprocess import InProcess
+from hortus.bench.load import Clients
+from hortus.bench.measure import Run
+from hortus.bench.targets import Setting
+from hortus.bench.texts import Corpus
+from hortus.config import RoseConfig
+from hortus.engines import open_model
+from hortus.ivy.tokenize import Tokenizer
+
+FLAGS = [
+    "--reference",
+    "none",
+    "--tokens",
+    "16",
+    "--most-clients",
+    "2",
+    "--processes",
+    "2",
+    "--rounds",
+    "2",
+    "--seconds",
+    "0.1",
+]
+
+
+def test_every_suite_is_listed():
+    assert {*bench.SUITES} == {*suites.SUITES}
+    assert all(f.__doc__ for f in suites.SUITES.values())
+
+
+def test_every_suite_over_a_server(tmp_path, capsys):
+    out, raw = tmp_path / "out.jsonl", tmp_path / "raw.jsonl"
+    words = [",".join(suites.SUITES), "--target", "fake=serve:--fake-delay-ms 0", "--out", str(out), "--raw", str(raw)]
+    assert bench.main([*words, *FLAGS]) == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    by_suite = {r["suite"] for r in rows}
+    # No graphs on a fake engine; `start` writes first-hit as well.
+    assert by_suite == {*suites.SUITES, "first-hit"} - {"graphs"}
+    assert {r["target"] for r in rows} == {"fake"}
+    assert all(r["median_ms"] > 0 for r in rows if r["suite"] != "parity")
+    assert {r["clients"] for r in rows if r["suite"] == "concurrency"} == {1, 2}
+    assert [r["batch"] for r in rows if r["suite"] == "scoring"] == [5, 25, 50]
+    offered = [r["offered_per_s"] for r in rows if r["suite"] == "arrivals"]
+    assert offered == sorted(offered)
+    assert all(r["cosine"] > 0.99999 for r in rows if r["suite"] == "latency")  # against itself
+    assert all("client_cores" in r for r in rows if r["suite"] == "throughput")
+    lines = [json.loads(line) for line in raw.read_text().splitlines()]
+    assert all(ms > 0 for line in lines for ms in line["ms"])
+    assert "passed over" in capsys.readouterr().out
+
+
+def test_bad_words_are_named(capsys):
+    assert bench.main(["latenci"]) == 1
+    assert "no suite 'latenci'" in capsys.readouterr().err
+    assert bench.main(["latency", "--target", "nothing"]) == 1
+    assert "no kind 'nothing'" in capsys.readouterr().err
+    assert bench.main(["latency", "--target", "engine", "--target", "engine"]) == 1
+    assert "two of one name" in capsys.readouterr().err
+    assert bench.main(["latency", "--reference", "none", "--target", "openai:http://127.0.0.1:1"]) == 1
+    assert "nothing answers at 127.0.0.1:1" in capsys.readouterr().out
+
+
+@pytest.fixture
+def run():
+    folder = open_model("demo", None, RoseConfig(), weights=False)
+    tokenizer = Tokenizer(folder, max_tokens=1 << 20)
+    run = Run(Setting(folder=folder, clients=Clients()), [], Corpus(tokenizer.encode), None, rounds=2, seconds=0.01)
+    yield run
+    run.close()
+    tokenizer.close()
+
+
+def target(name, rows):
+    return InProcess(name, "made up", lambda inputs: rows(len(inputs.texts)))
+
+
+def fail(n):
+    raise RuntimeError("out of memory")
+
+
+def test_targets_that_are_wrong_are_not_timed(run, capsys):
+    good = lambda n: np.tile(np.array([[1, 2, 3]], np.float32), (n, 1))  # noqa: E731
+    run.reference = target("truth", good)
+    run.targets = [
+        target("twice as long", lambda n: 2 * good(n)),  # the same direction
+        target("near", lambda n: good(n) + np.array([[0, 0, 0.1]], np.float32)),
+        target("off", lambda n: good(n) + np.array([[0, 0, 1]], np.float32)),
+        target("nan", lambda n: good(n) * np.nan),
+        target("short", lambda n: good(n)[:, :2]),
+        target("broken", fail),
+    ]
+    records = suites.latency(run)
+    assert {r.target for r in records} == {"twice as long", "near"}
+    assert [*run.refused] == ["off", "nan", "short", "broken"]
+    assert "cosine 0.9" in run.refused["off"]
+    assert "out of memory" in run.refused["broken"]
+    assert "(1, 2), the reference has (1, 3)" in run.refused["short"]
+    assert {r.tokens for r in records} == {128, 256}  # the model's limit, where it is less than the suite's size
+    assert all((r.ratio is None) == (r.target == "twice as long") for r in records)
+    assert "LEFT OUT: off" in capsys.readouterr().out
+
+
+def test_rounds_take_turns(run):
+    order = []
+
+    def noted(name):
+        def rows(n):
+            order.append(name)
+            return np.ones((n, 3), np.float32)
+
+        return target(name, rows)
+
+    run.targets, run.seconds = [noted("a"), noted("b")], 0.0  # one call a round
+    run.case("latency", 1, 16, 1)
+    assert order == ["a"] * 4 + ["b"] * 4 + ["a", "b", "b", "a"]
+
+
+def test_real_engines_agree(capsys):
+    """Hortus and its peers on random weights of a tiny shape: the check before timing is the test."""
+    peers = ("engine", "hortus", "sentence-transformers", "transformers")
+    words = ["latency", "--shape", "tiny", *[w for p in peers for w in ("--target", p)]]
+    assert bench.main([*words, "--tokens", "16", "--rounds", "1", "--seconds", "0"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"latency     {p}" in out for p in peers)
