@@ -3,6 +3,7 @@
     hortus serve MODEL [--flags]     Ivy, Tulip and ROSE; in one process, or several (--gateways, --replicas)
     hortus tulip MODEL [--flags]     Tulip and ROSE behind gRPC
     hortus ivy --replica HOST:PORT   a gateway over such schedulers
+    hortus embed INPUT... --out DIR  whole corpora: files to vectors
     hortus bench SUITE [...]         measure (hortus/bench)
 
 Flags are the fields of the config dataclasses in kebab-case, so `hortus serve --help` is their documentation.
@@ -41,6 +42,25 @@ try it without a model download:   hortus serve demo     (needs the extra: pip i
 """
 
 
+_EMBED_EPILOG = """\
+output:
+  OUT/part-*.parquet holds the kept columns and `embedding`, in the order of the input. OUT/_rejects/*.jsonl has the rows without
+  a vector (null, too long, not text) with the reason. The same command again goes on where a run was stopped or killed.
+
+exit status:
+  0 every row has a vector   3 done, some rows rejected   1 could not start or go on   130, 143 stopped by a signal
+
+how to choose:
+  texts longer than the model takes    --auto-truncate to cut them, --chunk-tokens N to embed all of them, else rejected
+  less space                           --precision float16, or --dimensions N for Matryoshka models
+  a GPU out of memory                  lower --max-batch-tokens
+  this machine out of memory           lower --window-rows
+  less to do again after a crash       lower --part-rows
+
+Every flag is also an environment variable (HORTUS_OUT=DIR) and a line in a TOML file.
+"""
+
+
 class _Help(argparse.RawDescriptionHelpFormatter):
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(" ".join(text.split()), width)
@@ -49,11 +69,17 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 _ONLY_TULIP = ("listen",)
 _ONLY_IVY = ("replica", "resolve_s")
 _ONLY_SERVE = ("gateways", "replicas")
+_EMBED_IVY = ("auto_truncate", "max_input_chars", "templates", "int8_ranges", "tokenize_threads", "log_level")
+_EMBED_TULIP = ("max_batch_tokens", "step_timeout_s", "fake_delay_ms")
 _TULIP_TOO = ("served_model_name", "drain_s", "log_level", "otlp_endpoint")
 
 
 def takes(command: str, section: str, name: str) -> bool:
     """Whether a knob means anything to a command. Pure."""
+    if command == "embed":
+        return section in ("rose", "corpus") or name in _EMBED_IVY + _EMBED_TULIP
+    if section == "corpus":
+        return False
     if command == "serve":
         return name not in _ONLY_TULIP + _ONLY_IVY
     if command == "tulip":
@@ -73,8 +99,11 @@ def _add_knobs(parser: argparse.ArgumentParser, command: str) -> None:
         "tulip": "Tulip, the scheduler",
         "rose": "ROSE, the engine",
         "link": "Several processes or machines",
+        "corpus": "The corpus",
     }
-    for section, cls in config.SECTIONS.items():
+    for section, cls in sorted(config.SECTIONS.items(), key=lambda s: s[0] != "corpus"):
+        if not any(takes(command, section, f.name) for f in dataclasses.fields(cls)):
+            continue
         group = parser.add_argument_group(titles[section])
         for f in dataclasses.fields(cls):
             if not takes(command, section, f.name):
@@ -122,6 +151,20 @@ def parser() -> argparse.ArgumentParser:
         )
         command.add_argument("--supervised", type=int, default=0, help=argparse.SUPPRESS)  # the supervisor's process id
         _add_knobs(command, name)
+    embed = commands.add_parser(
+        "embed",
+        help="files to vectors: whole corpora, exactly once",
+        description="Files to vectors: Parquet, JSON lines, CSV and plain text (also .gz, .zst), to Parquet beside a manifest.",
+        epilog=_EMBED_EPILOG,
+        formatter_class=_Help,
+        allow_abbrev=False,
+    )
+    embed.add_argument("inputs", nargs="+", metavar="INPUT", help="files, folders, globs (quoted) or URLs (s3://...)")
+    embed.add_argument("--model", metavar="MODEL", help=model_help)
+    embed.add_argument(
+        "--config", type=Path, metavar="FILE", help="TOML file with tables [corpus] [ivy] [tulip] [rose]"
+    )
+    _add_knobs(embed, "embed")
     bench = commands.add_parser(
         "bench", help="measure Hortus; `hortus bench --help` lists the suites", add_help=False, allow_abbrev=False
     )
@@ -148,11 +191,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         from hortus.bench import main as bench_main
 
         return bench_main(words[1:])
-    if argv is None:  # not when called by a test or a program, whose handlers stay
+    if argv is None and words[:1] != ["embed"]:  # not when called by a test or a program, whose handlers stay
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _stop_early)
     args = vars(parser().parse_args(words))
     command, model, file, parent = (args.pop(name, None) for name in ("command", "model", "config", "supervised"))
+    inputs = args.pop("inputs", ())
     flags = {name: ",".join(text) if isinstance(text, list) else text for name, text in args.items()}
     environ = dict(os.environ)
     if (named := environ.pop(config.ENV_PREFIX + "CONFIG", None)) and file is None:
@@ -162,6 +206,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         configure_logging(settings.ivy.log_level)
         if parent:
             tie_to_parent(parent)
+        if command == "embed":
+            return _embed(inputs, model, settings)
         return _run(command, model, settings, bool(parent))
     except StartError as e:
         if parent:
@@ -169,6 +215,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             print(f"hortus: {e}", file=sys.stderr)
         return 1
+
+
+def _embed(inputs: Sequence[str], model: str | None, settings: config.Config) -> int:
+    try:
+        from hortus.corpus.command import embed
+    except ModuleNotFoundError as e:
+        if (e.name or "").partition(".")[0] in ("pyarrow", "fsspec"):
+            raise StartError(f"`hortus embed` needs the package {e.name}: pip install 'hortus[corpus]'") from None
+        raise
+    return embed(inputs, model, settings)
 
 
 def _run(command: str, model: str, settings: config.Config, supervised: bool) -> int:

@@ -1,6 +1,6 @@
-"""Every knob, in four frozen dataclasses; the CLI, the environment and the TOML file are built from their fields.
+"""Every knob, in five frozen dataclasses; the CLI, the environment and the TOML file are built from their fields.
 
-Order, the later wins: defaults, TOML file (`--config FILE`, tables [ivy] [tulip] [rose] [link]), environment
+Order, the later wins: defaults, TOML file (`--config FILE`, tables [ivy] [tulip] [rose] [link] [corpus]), environment
 (`HORTUS_<FIELD>`), command line (`--field`). Unknown names are refused in all three. Checked once, here; nothing reads
 the environment later.
 """
@@ -291,8 +291,70 @@ def without_link(link: LinkConfig) -> list[str]:
     ]
 
 
-Section = type[IvyConfig] | type[TulipConfig] | type[RoseConfig] | type[LinkConfig]
-SECTIONS: dict[str, Section] = {"ivy": IvyConfig, "tulip": TulipConfig, "rose": RoseConfig, "link": LinkConfig}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CorpusConfig:
+    """`hortus embed`: whole corpora, from files to vectors."""
+
+    out: str | None = knob(
+        None,
+        "Folder (or fsspec URL) for the vectors, the rejects and the manifest. A killed run goes on from what is there.",
+    )
+    format: str = knob(
+        "auto", "What the inputs are. auto: by their names.", choices=("auto", "parquet", "jsonl", "csv", "text")
+    )
+    text: str = knob("text", "Column of the texts. Plain text files have none: each line is a text.")
+    id: str | None = knob(
+        None, "Column that names a row; kept in the output and in the rejects. Default: a column `id` of FILE:ROW."
+    )
+    keep: str | None = knob(
+        None,
+        "Further columns to keep in the output, separated by commas. NAME:TYPE converts (price:float64).",
+        many=True,
+    )
+    precision: str = knob(
+        "float32",
+        "What a vector is stored as. float16 halves the space and keeps three digits; int8 and binary are the "
+        "server's codes (int8 needs --int8-ranges but for pplx-embed), for indexes that take them.",
+        choices=("float32", "float16", "int8", "uint8", "binary", "ubinary"),
+    )
+    dimensions: int | None = knob(
+        None, "Keep the first so many values of each vector (Matryoshka). Default: all.", low=1
+    )
+    prompt_name: str | None = knob(
+        None, "The model's prompt to put before each text. Default: its default prompt; `none` for none."
+    )
+    chunk_tokens: int | None = knob(
+        None,
+        "Cut texts into chunks of at most this many tokens, special ones included: a row a chunk, with its number and where "
+        "it begins and ends in the text, in characters. Default: a row a text.",
+        low=1,
+    )
+    chunk_overlap: int = knob(0, "Tokens that a chunk repeats of the one before it.", low=0)
+    contextual: bool = knob(
+        False, "Embed the chunks of a text together, each in the context of the others. For models trained for it."
+    )
+    part_rows: int = knob(65_536, "Input rows an output file: what a killed run has to do again at most.", low=1)
+    window_rows: int = knob(
+        8192,
+        "Rows sorted by length together, so that steps are dense; of long texts fewer. Three windows are in memory at a time: "
+        "lower it where memory is short.",
+        low=1,
+    )
+    progress: str = knob(
+        "auto",
+        "What to tell while it runs. auto: a bar on a terminal, else a JSON line on standard output every few seconds.",
+        choices=("auto", "bar", "json", "none"),
+    )
+
+
+Section = type[IvyConfig] | type[TulipConfig] | type[RoseConfig] | type[LinkConfig] | type[CorpusConfig]
+SECTIONS: dict[str, Section] = {
+    "ivy": IvyConfig,
+    "tulip": TulipConfig,
+    "rose": RoseConfig,
+    "link": LinkConfig,
+    "corpus": CorpusConfig,
+}
 
 
 def field_type(section: Section, name: str) -> tuple[type, bool]:
@@ -368,12 +430,13 @@ class Config:
     tulip: TulipConfig = dataclasses.field(default_factory=TulipConfig)
     rose: RoseConfig = dataclasses.field(default_factory=RoseConfig)
     link: LinkConfig = dataclasses.field(default_factory=LinkConfig)
+    corpus: CorpusConfig = dataclasses.field(default_factory=CorpusConfig)
 
 
 def load(
-    *, file: Path | None = None, environ: Mapping[str, str] | None = None, flags: Mapping[str, str] | None = None
+    *, file: Path | None = None, environ: Mapping[str, str] | None = None, flags: Mapping[str, object] | None = None
 ) -> Config:
-    """Resolve file, environment and flags (field name -> text) into one Config; StartError names the fault."""
+    """Resolve file, environment and flags (field name -> text or value) into one Config; StartError names the fault."""
     values: dict[str, dict[str, Any]] = {s: {} for s in SECTIONS}
     home = {f.name: s for s, section in SECTIONS.items() for f in dataclasses.fields(section)}
     if file is not None:
@@ -398,11 +461,14 @@ def load(
         if name not in home:
             raise _unknown(key, "environment", [ENV_PREFIX + n.upper() for n in home])
         values[home[name]][name] = parse(SECTIONS[home[name]], name, text, key)
-    for name, text in (flags or {}).items():
-        values[home[name]][name] = parse(SECTIONS[home[name]], name, text, "--" + name.replace("_", "-"))
+    for name, raw in (flags or {}).items():
+        if name not in home:
+            raise _unknown(name, "settings", list(home))
+        values[home[name]][name] = parse(SECTIONS[home[name]], name, raw, "--" + name.replace("_", "-"))
     return Config(
         ivy=IvyConfig(**values["ivy"]),
         tulip=TulipConfig(**values["tulip"]),
         rose=RoseConfig(**values["rose"]),
         link=LinkConfig(**values["link"]),
+        corpus=CorpusConfig(**values["corpus"]),
     )

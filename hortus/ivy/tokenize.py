@@ -42,6 +42,10 @@ REFUSE = Truncate()
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
+def _throw(i: int, error: InvalidInput) -> None:
+    raise error
+
+
 class Tokenizer:
     """A model's tokenizer with its limits. Never changed after it is made, so every thread may use it."""
 
@@ -76,7 +80,7 @@ class Tokenizer:
         self._may_exceed = largest >= self.vocab_size
         self._types = int(folder.config.get("type_vocab_size", 0)) > 1
         self._separator_text = vocabulary.token_text(settings.get("sep_token"))
-        self._inline_chars, self._max_chars = inline_chars, max_chars
+        self._inline_chars, self.max_chars = inline_chars, max_chars
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize", initializer=_stand_back)
 
     def close(self) -> None:
@@ -91,6 +95,17 @@ class Tokenizer:
             [len(t) for t in texts],
             lambda lo, hi: self.encode(texts[lo:hi], lo, truncate=truncate, field=field),
         )
+
+    async def sift(
+        self, texts: Sequence[str], *, truncate: Truncate = REFUSE
+    ) -> tuple[TokenBatch, dict[int, InvalidInput]]:
+        """As `batch`, but a text that is refused is left out and told by index: one must not stop the others."""
+        refused: dict[int, InvalidInput] = {}
+        batch = await self._sliced(
+            [len(t) for t in texts],
+            lambda lo, hi: self.encode(texts[lo:hi], lo, truncate=truncate, refused=refused),
+        )
+        return batch, refused
 
     async def pairs(
         self,
@@ -157,7 +172,7 @@ class Tokenizer:
     def prepare_documents(self) -> None:
         """Make at start what `documents` needs: it takes as long as reading the tokenizer. StartError when it cannot serve."""
         try:
-            _ = (self._literal, self._around, self._separator)
+            _ = (self._literal, self.around, self.separator)
         except InvalidInput as e:
             raise StartError(f"{self._file}: {e.message}") from None
 
@@ -189,26 +204,44 @@ class Tokenizer:
     # Synchronous. `first`: the index that the request gave to the first text, for errors.
 
     def encode(
-        self, texts: Sequence[str], first: int = 0, *, truncate: Truncate = REFUSE, field: str = "input"
+        self,
+        texts: Sequence[str],
+        first: int = 0,
+        *,
+        truncate: Truncate = REFUSE,
+        field: str = "input",
+        refused: dict[int, InvalidInput] | None = None,
     ) -> TokenBatch:
-        """Tokens of every text. InvalidInput: a text of no tokens. TooLong: more than the limit and not to be cut."""
+        """Tokens of every text. InvalidInput: a text of no tokens. TooLong: more than the limit and not to be cut.
+
+        refused: is given what would be raised, by index, and the texts at fault are left out of the batch.
+        """
         most, left = self._limit(truncate)
-        found = self._inner.encode_batch_fast(self._capped(texts, first, truncate, field))
+
+        def refuse(i: int, error: InvalidInput) -> None:
+            if refused is None:
+                raise error
+            refused.setdefault(first + i, error)
+
+        found = self._inner.encode_batch_fast(self._capped(texts, first, truncate, field, refuse))
         for i, length in enumerate(map(len, found)):  # before any list of ids is made: that holds the GIL
             if not length:
-                raise InvalidInput(
-                    f"input {first + i} is empty: this model's tokenizer makes no token of it",
-                    param=f"{field}[{first + i}]",
-                )
-            if length > most and not truncate.on:
-                raise self._too_long(f"input {first + i}", length, most, f"{field}[{first + i}]")
-        lists: list[list[int]] = [e.ids for e in found]
+                refuse(i, self._empty(first + i, field))
+            elif length > most and not truncate.on:
+                refuse(i, self._too_long(f"input {first + i}", length, most, f"{field}[{first + i}]"))
+        lists: list[list[int]] = [e.ids for i, e in enumerate(found) if not refused or first + i not in refused]
         for i, ids in enumerate(lists):
             if len(ids) > most:
                 end = len(ids) - self._suffix
                 kept = shortened(ids[self._prefix : end], most - self._prefix - self._suffix, left)
                 lists[i] = ids[: self._prefix] + kept + ids[end:]
-        return self._checked(TokenBatch.of(lists), first, field)
+        if refused is not None and self._may_exceed:
+            left_in = [i for i in range(first, first + len(texts)) if i not in refused]
+            for i, ids in zip(left_in, lists, strict=True):
+                if max(ids) >= self.vocab_size:
+                    refused[i] = self._foreign(i, field)
+            lists = [ids for ids in lists if max(ids) < self.vocab_size]
+        return TokenBatch.of(lists) if refused is not None else self._checked(TokenBatch.of(lists), first, field)
 
     def _pairs(
         self,
@@ -311,7 +344,7 @@ class Tokenizer:
         most, _ = self._limit(truncate)
         flat = iter(self._literal.encode_batch_fast([c for d in documents for c in d], add_special_tokens=False))
         chunks = [[next(flat).ids for _ in d] for d in documents]
-        before, after = self._around
+        before, after = self.around
         fixed = len(before) + len(after)
         for i, document in enumerate(chunks):
             for j, ids in enumerate(document):
@@ -320,14 +353,14 @@ class Tokenizer:
                     raise InvalidInput(
                         f"chunk {where} is empty: this model's tokenizer makes no token of it", param=where
                     )
-            tokens = fixed + sum(map(len, document)) + len(self._separator) * (len(document) - 1)
+            tokens = fixed + sum(map(len, document)) + len(self.separator) * (len(document) - 1)
             over = tokens - most
             if over > 0:
                 # Only the last chunk can be cut: one that is gone altogether would have no vector.
                 if not truncate.on or len(document[-1]) <= over:
                     raise self._too_long(f"document {first + i}", tokens, most, f"{field}[{first + i}]")
                 document[-1] = document[-1][:-over]
-        return self._checked(assemble.documents(chunks, before, self._separator, after), first, field)
+        return self._checked(assemble.documents(chunks, before, self.separator, after), first, field)
 
     def pack(
         self,
@@ -367,9 +400,10 @@ class Tokenizer:
             sequences = [shortened(list(s), most, left) for s in sequences]
         return TokenBatch.of(sequences)
 
-    async def tokens(self, texts: Sequence[str], *, special: bool) -> list[tokenizers.Encoding]:
-        """Encodings with their offsets, for people; special: add special tokens."""
-        work = functools.partial(self._inner.encode_batch, texts, add_special_tokens=special)
+    async def tokens(self, texts: Sequence[str], *, special: bool, literal: bool = False) -> list[tokenizers.Encoding]:
+        """Encodings with their offsets; special: add special tokens; literal: text that spells one is text."""
+        inner = self._literal if literal else self._inner
+        work = functools.partial(inner.encode_batch, texts, add_special_tokens=special)
         if sum(map(len, texts)) <= self._inline_chars:
             return list(work())
         return list(await asyncio.get_running_loop().run_in_executor(self._threads, work))
@@ -393,19 +427,31 @@ class Tokenizer:
             most = truncate.limit
         return most, self._cut_left if truncate.left is None else truncate.left
 
-    def _capped(self, texts: Sequence[str], first: int, truncate: Truncate, field: str) -> Sequence[str]:
-        """The texts, none longer than max_chars: time must be bounded also where no limit of tokens has been met yet."""
-        if max(map(len, texts), default=0) <= self._max_chars:
+    def _capped(
+        self,
+        texts: Sequence[str],
+        first: int,
+        truncate: Truncate,
+        field: str,
+        refuse: Callable[[int, InvalidInput], None] = _throw,
+    ) -> Sequence[str]:
+        """The texts, none longer than max_chars: time must be bounded also where no limit of tokens has been met yet.
+
+        A text that `refuse` was told of and that it lets pass is empty afterwards.
+        """
+        if max(map(len, texts), default=0) <= self.max_chars:
             return texts
         if not truncate.on:
-            i = next(i for i, t in enumerate(texts) if len(t) > self._max_chars)
-            raise TooLong(
-                f"input {first + i} has {len(texts[i])} characters, this server reads at most {self._max_chars} "
-                "(--max-input-chars)",
-                param=f"{field}[{first + i}]",
-            )
+            for i, text in enumerate(texts):
+                if len(text) > self.max_chars:
+                    refuse(i, self._too_large(first + i, len(text), field))
+            return [t if len(t) <= self.max_chars else "" for t in texts]
         _, left = self._limit(truncate)
-        return [t[-self._max_chars :] if left else t[: self._max_chars] for t in texts]
+        return [t[-self.max_chars :] if left else t[: self.max_chars] for t in texts]
+
+    def plain_ids(self, text: str) -> list[int]:
+        """The ids of one text, nothing added."""
+        return self._plain([text])[0][1]
 
     def _plain(self, texts: Sequence[str] | dict[str, None]) -> list[tuple[str, list[int]]]:
         """Each text with its ids, nothing added."""
@@ -415,10 +461,7 @@ class Tokenizer:
     def _checked(self, batch: TokenBatch, first: int, field: str) -> TokenBatch:
         if self._may_exceed and batch.ids.max() >= self.vocab_size:
             seq, _ = _locate(batch, batch.ids >= self.vocab_size)
-            raise InvalidInput(
-                f"input {first + seq} spells a special token that this model has no embedding for",
-                param=f"{field}[{first + seq}]",
-            )
+            raise self._foreign(first + seq, field)
         return batch
 
     @functools.cached_property
@@ -436,7 +479,7 @@ class Tokenizer:
         return Frame(ids[:a], ids[end_a:b], ids[end_b:], told if self._types and any(types) else None)
 
     @functools.cached_property
-    def _around(self) -> tuple[list[int], list[int]]:
+    def around(self) -> tuple[list[int], list[int]]:
         """Special tokens before and after one text."""
         if self._prefix + self._suffix == 0:
             return [], []
@@ -451,12 +494,25 @@ class Tokenizer:
         return inner
 
     @functools.cached_property
-    def _separator(self) -> list[int]:
+    def separator(self) -> list[int]:
         """The id between the chunks of a document."""
         found = None if self._separator_text is None else self._inner.token_to_id(self._separator_text)
         if found is None:
             raise InvalidInput("this model's tokenizer has no separator token to put between chunks")
         return [found]
+
+    def _empty(self, i: int, field: str) -> InvalidInput:
+        return InvalidInput(f"input {i} is empty: this model's tokenizer makes no token of it", param=f"{field}[{i}]")
+
+    def _foreign(self, i: int, field: str) -> InvalidInput:
+        text = f"input {i} spells a special token that this model has no embedding for"
+        return InvalidInput(text, param=f"{field}[{i}]")
+
+    def _too_large(self, i: int, chars: int, field: str) -> TooLong:
+        return TooLong(
+            f"input {i} has {chars} characters, this server reads at most {self.max_chars} (--max-input-chars)",
+            param=f"{field}[{i}]",
+        )
 
     def _too_long(self, what: str, tokens: int, most: int, param: str) -> TooLong:
         return TooLong(

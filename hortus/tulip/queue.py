@@ -71,8 +71,9 @@ class Queue(Generic[W]):
     deques, so that a cancelled work leaves from the middle at once, memory and all.
     """
 
-    def __init__(self, max_tokens: int, bulk_over: int | None = None) -> None:
-        self.max_tokens = max_tokens
+    def __init__(self, max_tokens: int, bulk_over: int | None = None, *, merge: bool = True) -> None:
+        """merge: several works may share a batch."""
+        self.max_tokens, self._merge = max_tokens, merge
         self.tokens = 0
         self.sequences = 0
         self._bulk_over = bulk_over
@@ -120,7 +121,7 @@ class Queue(Generic[W]):
     def _fill(self, lane: OrderedDict[W, None], filling: _Filling[W], tokens: int, sequences: int, now: float) -> None:
         """Take from one lane, in order, up to so many tokens and sequences."""
         room_tokens, room_sequences = tokens, min(sequences, filling.max_sequences - filling.sequences)
-        while lane and room_sequences > 0:
+        while lane and room_sequences > 0 and (self._merge or not filling.sequences):
             work = next(iter(lane))
             if work.deadline is not None and work.deadline <= now:
                 filling.expired.append((work, self.drop(work)))

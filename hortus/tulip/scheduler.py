@@ -55,25 +55,29 @@ class Scheduler:
     one batch alive), or an array of its own where the request was cut over several batches.
     """
 
-    def __init__(self, engine: Engine, config: TulipConfig, metrics: Metrics) -> None:
+    def __init__(self, engine: Engine, config: TulipConfig, metrics: Metrics, *, merge: bool = True) -> None:
+        """merge: False makes each encode() steps of its own, in order of arrival, handed over at once: for callers whose
+        batches are full already, and for whom a run repeated must give the same bits."""
         self._width = engine.info.width
         self._max_batch_tokens = config.max_batch_tokens or engine.info.batch_tokens
         self._max_batch_sequences = config.max_batch_sequences
         self._max_in_flight = config.in_flight
         # A full batch is worth sending, also where a batch holds fewer sequences than the knob says.
-        self._overlap_sequences = min(config.overlap_sequences, config.max_batch_sequences)
+        self._overlap_sequences = min(config.overlap_sequences, config.max_batch_sequences) if merge else 1
         self._step_timeout_s = config.step_timeout_s
 
         self._loop: asyncio.AbstractEventLoop
         self._started = False
         self._refusal: RequestError | None = NotReady("the scheduler has not started")
         self._queue: Queue[_Request] = Queue(
-            config.max_queue_tokens, self._max_batch_tokens // 4 if config.lanes else None
+            config.max_queue_tokens, self._max_batch_tokens // 4 if config.lanes and merge else None, merge=merge
         )
         self._flights: dict[Flight[_Request], None] = {}  # in the order of handing over
         self._kicked = False
         self._front_since = 0.0  # when the oldest flight became the oldest
         self._tokens_per_s = 0.0
+        self.busy_s = 0.0
+        """Seconds in which the engine had something to do, since start."""
         self._watch: asyncio.TimerHandle | None = None
         self._reprobe: asyncio.TimerHandle | None = None
         self._probes: set[asyncio.Future[bool]] = set()
@@ -278,6 +282,7 @@ class Scheduler:
         if next(iter(self._flights)) is flight:
             self._front_since = at
         del self._flights[flight]
+        self.busy_s += at - began
         if rows is None:
             assert error is not None, "a batch comes back with rows or with an error"
             self._step_failed(flight, error)

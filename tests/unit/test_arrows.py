@@ -41,6 +41,8 @@ def test_arrows(path: Path):
             wire = WIRE if part in ("ivy", "tulip") else set()
             assert top[1] in SHARED | wire | {part, "__version__"}, f"{path} imports {name}"
             assert "hortus_pb2" not in name, f"{path} imports {name}: protocol/wire.py is its only reader"
+        elif part == "corpus":  # wires like serve.py, and keeps to itself
+            assert top[1] in SHARED | {"corpus", "ivy", "tulip", "local", "__version__"}, f"{path} imports {name}"
         elif path.stem in SHARED and path.parent == ROOT:
             assert top[1] in SHARED | {"__version__"}, f"{path} imports {name}"
 
@@ -57,6 +59,14 @@ def test_one_process_starts_without_grpc():
     code = (
         "import sys; sys.modules['grpc'] = None; sys.modules['google.protobuf'] = None\n"
         "import hortus.cli, hortus.serve, hortus.supervise\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
+
+
+def test_the_api_is_there_and_light():
+    code = (
+        "import sys\nfor name in ('torch', 'pyarrow', 'grpc'): sys.modules[name] = None\n"
+        "import hortus\nassert 'numpy' not in sys.modules\nassert hortus.Engine.__name__ == 'Engine'\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
 

@@ -74,7 +74,7 @@ def test_any_text_is_a_value_or_a_named_refusal(pair, text):
 def test_help_covers_every_knob():
     text = cli.parser().format_help()
     commands = next(a for a in cli.parser()._actions if a.dest == "command").choices
-    helps = {name: commands[name].format_help() for name in ("serve", "tulip", "ivy")}
+    helps = {name: commands[name].format_help() for name in ("serve", "tulip", "ivy", "embed")}
     assert all(name in text for name in helps)
     for section, f in FIELDS:
         flag = "--" + f.name.replace("_", "-")

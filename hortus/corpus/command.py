@@ -1,0 +1,204 @@
+"""`hortus embed`: what a person typed, to a run. Wires files, engine, pipeline and output folder, as serve.py wires a server.
+
+Exit status: 0 every row has a vector, 3 some rows were rejected, 130 or 143 stopped by a signal (the same command goes on);
+StartError, 1 in the CLI, when it cannot start or go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hortus.config import Config
+from hortus.corpus import manifest, plan, read
+from hortus.corpus.files import File, listed
+from hortus.corpus.manifest import Record
+from hortus.corpus.output import schema_of
+from hortus.corpus.pipeline import Parts, run
+from hortus.corpus.plan import Unit, Window
+from hortus.corpus.progress import Progress
+from hortus.corpus.store import Store
+from hortus.corpus.vectors import Backend, Local, Wish
+from hortus.errors import RequestError, StartError
+from hortus.local import open_local
+
+log = logging.getLogger("hortus.corpus")
+
+REJECTED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """All that the vectors follow from. Travels to other processes."""
+
+    model: str | None
+    settings: Config
+    files: tuple[File, ...]
+    counts: tuple[int | None, ...]
+    """Rows of each file, where it says so without being read."""
+    units: tuple[Unit, ...]
+    columns: read.Columns
+    wish: Wish
+
+    @property
+    def total_rows(self) -> int | None:
+        return sum(n for n in self.counts if n is not None) if all(n is not None for n in self.counts) else None
+
+    def windows(self, done: Sequence[Record]) -> Iterator[Window]:
+        """What is left to do, unit by unit."""
+        corpus = self.settings.corpus
+        ended = {r.unit: r.part for r in done if r.ends_unit}
+        at = 0
+        for unit in self.units:
+            counts, at = self.counts[at : at + len(unit.files)], at + len(unit.files)
+            there = {r.part for r in done if r.unit == unit.number}
+            if unit.number in ended and len(there) == ended[unit.number] + 1:
+                continue
+            yield from plan.windows(
+                unit,
+                self.columns,
+                part_rows=corpus.part_rows,
+                window_rows=corpus.window_rows,
+                done=there,
+                counts=counts,
+            )
+
+
+def embed(inputs: Sequence[str], model: str | None, settings: Config) -> int:
+    """Run to the end, or until SIGINT or SIGTERM. Returns the exit status; StartError."""
+    if settings.corpus.out is None:
+        raise StartError("`hortus embed` needs --out: a folder for the vectors")
+    if model is None:
+        raise StartError("`hortus embed` needs --model: a folder, a hub id, or `demo`")
+    with asyncio.Runner() as runner:
+        return runner.run(_stoppable(job_of(inputs, model, settings)))
+
+
+def job_of(inputs: Sequence[str], model: str | None, settings: Config) -> Job:
+    """Looks at the inputs. StartError."""
+    corpus = settings.corpus
+    files = listed(inputs, format=corpus.format)
+    columns = read.columns(files, text=corpus.text, id=corpus.id, keep=corpus.keep)
+    with ThreadPoolExecutor(16) as pool:
+        counts = tuple(pool.map(read.count, files))
+    wish = Wish(
+        precision=corpus.precision,
+        dimensions=corpus.dimensions,
+        prompt_name=corpus.prompt_name,
+        chunk_tokens=corpus.chunk_tokens,
+        chunk_overlap=corpus.chunk_overlap,
+        contextual=corpus.contextual,
+    )
+    return Job(model, settings, tuple(files), counts, tuple(plan.units(files)), columns, wish)
+
+
+async def _stoppable(job: Job) -> int:
+    """The run; a signal ends it between two steps."""
+    task = asyncio.current_task()
+    assert task is not None, "called by a runner"
+    loop = asyncio.get_running_loop()
+    caught: list[int] = []
+
+    def stop(number: int) -> None:
+        if caught:  # asked twice: at once
+            os._exit(128 + number)
+        caught.append(number)
+        task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop, number)
+    try:
+        return await _embed(job)
+    except asyncio.CancelledError:
+        if not caught:
+            raise
+        task.uncancel()
+        log.warning("stopped; the same command goes on from the last part that is whole")
+        return 128 + int(caught[0])
+    except RequestError as e:
+        raise StartError(e.message) from e
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+async def _embed(job: Job) -> int:
+    corpus = job.settings.corpus
+    assert corpus.out is not None, "looked at before"
+    store = Store(corpus.out)
+    async with AsyncExitStack() as closing:
+        await asyncio.to_thread(store.prepare, manifest.PARTS, manifest.REJECTS)
+        closing.callback(store.release)
+        done = await asyncio.to_thread(manifest.records, store)
+        backend, what, engine = await _open(job, closing)
+        await asyncio.to_thread(manifest.begin, store, what)
+        manifest.same_engine(store, done, engine)
+        if done:
+            log.info("going on after %d parts, %d rows", len(done), sum(r.rows_in for r in done))
+        progress = Progress(
+            corpus.progress,
+            total_bytes=sum(f.size for f in job.files),
+            done_bytes=sum(f.size for r in done if r.ends_unit for f in job.units[r.unit].files),
+            total_rows=job.total_rows,
+            done_rows=sum(r.rows_in for r in done),
+            busy_s=lambda: backend.busy_s,
+        )
+        schema = schema_of(job.columns, job.wish, backend.values)
+        parts = Parts(store, schema, job.columns, engine)
+        try:
+            await run(job.windows(done), backend, parts, progress, done.append)
+        except BaseException:
+            progress.end("stopped")
+            raise
+        done.sort(key=lambda r: (r.unit, r.part))
+        totals = await asyncio.to_thread(manifest.finish, store, what, done)
+        progress.end("done", out=corpus.out, parts=len(done), total_rejected=totals["rejected"])
+        if totals["rejected"]:
+            log.warning(
+                "%d of %d rows have no vector; the reasons are in %s/%s",
+                totals["rejected"], totals["rows_in"], corpus.out, manifest.REJECTS,
+            )  # fmt: skip
+        return REJECTED if totals["rejected"] else 0
+
+
+async def _open(job: Job, closing: AsyncExitStack) -> tuple[Backend, dict[str, Any], str]:
+    """(where vectors come from, what the run is, what makes them)."""
+    assert job.model is not None, "looked at before"
+    opened = await open_local(job.model, job.settings, closing, merge=False)
+    prompts, wish = opened.embedder.prompts, job.wish
+    if wish.prompt_name == "none" and "none" not in prompts.texts:
+        wish = replace(wish, prompt_name="")
+    backend = Local(opened.embedder, wish)
+    model = {
+        "name": opened.folder.name,
+        "sha256": await asyncio.to_thread(manifest.fingerprint, opened.folder.path),
+        "prompt": prompts.choose(wish.prompt_name),
+    }
+    return (
+        backend,
+        manifest.identity(model, options_of(job.settings), job.files),
+        manifest.engine_name(opened.embedder.info),
+    )
+
+
+def options_of(settings: Config) -> dict[str, Any]:
+    """Every option that a vector or a file depends on."""
+    corpus, ivy, rose = settings.corpus, settings.ivy, settings.rose
+    named = ["text", "id", "keep", "precision", "dimensions"]
+    named += ["chunk_tokens", "chunk_overlap", "contextual", "part_rows", "window_rows"]
+    told = {name: getattr(corpus, name) for name in named}
+    told |= {name: getattr(ivy, name) for name in ("auto_truncate", "max_input_chars")}
+    told |= {name: getattr(rose, name) for name in ("max_length", "load_format", "dtype", "attention")}
+    told["max_batch_tokens"] = settings.tulip.max_batch_tokens
+    told["fake"] = settings.tulip.fake_delay_ms is not None
+    told["int8_ranges"] = ivy.int8_ranges and hashlib.sha256(Path(ivy.int8_ranges).read_bytes()).hexdigest()
+    return told

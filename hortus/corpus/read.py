@@ -1,0 +1,392 @@
+"""Files to blocks of rows: the texts, and the columns that are to be kept.
+
+Parquet columns keep their types. JSONL columns get the types that the first thousand rows of the first file have; a later
+value that is of another makes its row one that is refused. CSV columns are text, and plain text files have none. `NAME:TYPE`
+says a type. A line that cannot be read is a row that is refused; a file that cannot be read ends the run, with its name.
+
+Does not know windows, parts or vectors.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hortus.corpus.files import File, Packed
+from hortus.errors import InvalidInput, StartError
+
+BLOCK_ROWS = 1024
+"""Most rows of a block: also what a reader holds beside the windows."""
+PROBE_ROWS = 1000
+"""Rows of the first file that settle the types of JSONL columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What is read of every file."""
+
+    text: str
+    id: str | None
+    schema: pa.Schema
+    """Of the kept columns, the id first; `id` of FILE:ROW where there is no other."""
+
+    @property
+    def kept(self) -> list[str]:
+        """Columns that are read from the files, besides the text."""
+        return [n for n in self.schema.names if self.id is not None or n != "id"]
+
+
+@dataclass(slots=True)
+class Block:
+    """Some neighbouring rows of one file."""
+
+    file: File
+    first: int
+    """Number of its first row in the file, from 0."""
+    texts: list[object]
+    """A text each; else what is there instead (None, a number, an InvalidInput that says why the row cannot be read)."""
+    kept: pa.Table
+    """[rows] the kept columns, without a made-up id."""
+    bytes: float = 0.0
+    """Of the file, what these rows take: for progress."""
+    skipped: int = 0
+    """Of the file, what was passed over before these rows."""
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def slice(self, lo: int, hi: int) -> Block:
+        share = self.bytes * (hi - lo) / max(len(self), 1)
+        skipped = 0 if lo else self.skipped
+        return Block(self.file, self.first + lo, self.texts[lo:hi], self.kept.slice(lo, hi - lo), share, skipped)
+
+
+# Columns
+
+
+@dataclass(slots=True)
+class _Asked:
+    name: str
+    type: pa.DataType | None = None
+
+
+def _asked(keep: str | None, id: str | None) -> list[_Asked]:
+    """Column names with the types they are to have. StartError."""
+    words = [w.strip() for w in (keep or "").split(",") if w.strip()]
+    asked: dict[str, _Asked] = {}
+    for word in ([id] if id else []) + words:
+        name, _, kind = word.rpartition(":") if ":" in word else (word, "", "")
+        try:
+            told = pa.type_for_alias(kind) if kind else None
+        except ValueError:
+            raise StartError(f"--keep {word}: no type {kind!r}; such as string, int64, float64, bool") from None
+        before = asked.get(name)
+        asked[name] = _Asked(name, told or (before.type if before else None))
+    return list(asked.values())
+
+
+def columns(files: Sequence[File], *, text: str, id: str | None, keep: str | None) -> Columns:
+    """The columns of the whole corpus, settled by its first file. StartError when it has no such columns."""
+    first, asked = files[0], _asked(keep, id)
+    if mixed := next((f for f in files if f.format != first.format and asked), None):
+        raise StartError(
+            f"--keep and --id need inputs of one format; {first.url} is {first.format}, {mixed.url} {mixed.format}"
+        )
+    fields = {
+        "parquet": _parquet_fields,
+        "jsonl": _jsonl_fields,
+        "csv": _csv_fields,
+        "text": _text_fields,
+    }[first.format](first, text, [a.name for a in asked])
+    schema = [pa.field(a.name, a.type or fields[a.name]) for a in asked]
+    if id is None:
+        if any(f.name == "id" for f in schema):
+            raise StartError("--keep id: name it by --id, or there would be two columns `id`")
+        schema.insert(0, pa.field("id", pa.string()))
+    return Columns(text, id.partition(":")[0] if id else None, pa.schema(schema))
+
+
+def _need(file: File, there: Sequence[str], names: Sequence[str], flag: str) -> None:
+    for name in names:
+        if name not in there:
+            raise StartError(f"{file.url}: no column {name!r} ({flag}); it has {', '.join(there)}")
+
+
+def _parquet_fields(file: File, text: str, names: Sequence[str]) -> dict[str, pa.DataType]:
+    with _named(file), file.open() as f:
+        schema = pq.read_schema(f)
+    check_parquet(file, schema, text, names)
+    return {f.name: _plain(f.type) for f in schema}
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """A dictionary's values: dictionaries differ from file to file."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def check_parquet(file: File, schema: pa.Schema, text: str, names: Sequence[str]) -> None:
+    """StartError when the columns are not there or the text column holds none."""
+    _need(file, schema.names, [text], "--text")
+    _need(file, schema.names, names, "--keep or --id")
+    kind = _plain(schema.field(text).type)
+    texts = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    if not texts and not pa.types.is_null(kind):
+        raise StartError(f"{file.url}: column {text!r} (--text) is {kind}, not text")
+
+
+def _jsonl_fields(file: File, text: str, names: Sequence[str]) -> dict[str, pa.DataType]:
+    with _named(file), file.open() as f:
+        rows = [_json(raw) for raw in itertools.islice(_lines(f), PROBE_ROWS)]
+    good = [r for r in rows if isinstance(r, dict)]
+    there = list(dict.fromkeys(k for r in good for k in r))
+    if rows and not good:
+        raise StartError(
+            f"{file.url}: of its first {len(rows)} lines none is a JSON object; is it JSON lines (--format)?"
+        )
+    if good:
+        _need(file, there, [text], "--text")
+        _need(file, there, names, "--keep or --id")
+    return {name: _guess([r.get(name) for r in good]) for name in names}
+
+
+def _guess(values: list[Any]) -> pa.DataType:
+    try:
+        kind = pa.infer_type(values)
+    except (pa.ArrowException, OverflowError):
+        return pa.string()
+    return pa.string() if pa.types.is_null(kind) else kind
+
+
+def _csv_fields(file: File, text: str, names: Sequence[str]) -> dict[str, pa.DataType]:
+    with _named(file), file.open() as f:
+        head = next(_csv_rows(f), None)
+    there = head if isinstance(head, list) else []
+    _need(file, there, [text], "--text")
+    _need(file, there, names, "--keep or --id")
+    return dict.fromkeys(names, pa.string())
+
+
+def _text_fields(file: File, text: str, names: Sequence[str]) -> dict[str, pa.DataType]:
+    if names:
+        raise StartError(f"{file.url}: plain text has no columns; leave out --keep and --id")
+    return {}
+
+
+# Rows
+
+
+def count(file: File) -> int | None:
+    """Rows of the file when it says so without being read."""
+    if file.format != "parquet":
+        return None
+    with _named(file), file.open() as f:
+        return int(pq.read_metadata(f).num_rows)
+
+
+def blocks(file: File, columns: Columns, skip: int = 0) -> Iterator[Block]:
+    """The rows from number `skip` on. StartError names the file when it cannot be read."""
+    with _named(file), file.open() as f:
+        if file.format == "parquet":
+            yield from _parquet(file, f, columns, skip)
+        else:
+            yield from _from_lines(file, f, columns, skip)
+
+
+def _parquet(file: File, f: BinaryIO, columns: Columns, skip: int) -> Iterator[Block]:
+    parquet = pq.ParquetFile(f)
+    check_parquet(file, parquet.schema_arrow, columns.text, columns.kept)
+    meta = parquet.metadata
+    sizes = [meta.row_group(i).num_rows for i in range(meta.num_row_groups)]
+    ends = list(itertools.accumulate(sizes))
+    groups = [i for i, end in enumerate(ends) if end > skip]
+    if not groups:
+        return
+    at = ends[groups[0]] - sizes[groups[0]]
+    wanted = list(dict.fromkeys([columns.text, *columns.kept]))
+    for batch in parquet.iter_batches(BLOCK_ROWS, row_groups=groups, columns=wanted):
+        lo = max(0, skip - at)
+        if lo < len(batch):
+            part = batch.slice(lo)
+            arrays = [_cast(part.column(n), columns.schema.field(n), file) for n in columns.kept]
+            kept = pa.table(arrays, names=columns.kept) if arrays else _no_columns(len(part))
+            share = file.size * len(part) / max(meta.num_rows, 1)
+            yield Block(file, at + lo, _texts(part.column(columns.text)), kept, share)
+        at += len(batch)
+
+
+def _texts(column: pa.Array) -> list[object]:
+    try:
+        return list(column.to_pylist())
+    except UnicodeDecodeError:
+        pass
+    found: list[object] = []
+    for value in column:
+        try:
+            found.append(value.as_py())
+        except UnicodeDecodeError as e:
+            found.append(InvalidInput(f"the text is not UTF-8: {e}"))
+    return found
+
+
+def _cast(column: pa.Array, field: pa.Field, file: File) -> pa.Array:
+    try:
+        return column if column.type == field.type else column.cast(field.type)
+    except pa.ArrowException as e:
+        raise StartError(f"{file.url}: column {field.name!r} is not {field.type} throughout ({e})") from None
+
+
+def _no_columns(rows: int) -> pa.Table:
+    """A table of rows without columns knows how many it has."""
+    return pa.table({"": pa.nulls(rows)}).select([])
+
+
+@dataclass(slots=True)
+class _Lines:
+    """Rows of a line format on their way into a block."""
+
+    texts: list[object] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+
+def _from_lines(file: File, f: BinaryIO, columns: Columns, skip: int) -> Iterator[Block]:
+    rows = {"jsonl": _jsonl, "csv": _csv, "text": _plain_text}[file.format](f, columns.text)
+    if skip:
+        next(itertools.islice(rows, skip - 1, skip), None)
+    at = skip
+    told = passed = _position(f) if skip else 0
+    while some := list(itertools.islice(rows, BLOCK_ROWS)):
+        texts = [text for text, _ in some]
+        kept = _table([row for _, row in some], texts, columns)
+        here = _position(f)
+        yield Block(file, at, texts, kept, float(here - told), passed)
+        at, told, passed = at + len(some), here, 0
+
+
+def _position(f: BinaryIO) -> int:
+    try:
+        return int((f.packed if isinstance(f, Packed) else f).tell())
+    except (OSError, ValueError):
+        return 0
+
+
+def _lines(f: BinaryIO) -> Iterator[bytes]:
+    """Lines that hold something, without their ends."""
+    for raw in f:
+        line = raw.rstrip(b"\r\n")
+        if line and not line.isspace():
+            yield line
+
+
+def _json(raw: bytes) -> Any:
+    try:
+        row = orjson.loads(raw)
+    except orjson.JSONDecodeError as e:
+        return InvalidInput(f"the line is not JSON: {e}")
+    return row if isinstance(row, dict) else InvalidInput("the line is no JSON object")
+
+
+Row = tuple[object, dict[str, Any]]
+
+
+def _jsonl(f: BinaryIO, text: str) -> Iterator[Row]:
+    for raw in _lines(f):
+        row = _json(raw)
+        yield (row.get(text), row) if isinstance(row, dict) else (row, {})
+
+
+def _plain_text(f: BinaryIO, text: str) -> Iterator[Row]:
+    for raw in _lines(f):
+        try:
+            yield raw.decode(), {}
+        except UnicodeDecodeError as e:
+            yield InvalidInput(f"the line is not UTF-8: {e}"), {}
+
+
+def _csv_rows(f: BinaryIO) -> Iterator[list[str] | InvalidInput]:
+    # What is no UTF-8 shows as half surrogates, which no text may hold, so its row is refused.
+    csv.field_size_limit(1 << 30)
+    lines = (raw.decode("utf-8", "surrogateescape") for raw in f)
+    first = next(lines, "").removeprefix("\ufeff")
+    reader = csv.reader(itertools.chain([first], lines), strict=True)
+    while True:
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as e:
+            yield InvalidInput(f"the line is not CSV: {e}")
+            continue
+        if row:
+            yield row
+
+
+def _csv(f: BinaryIO, text: str) -> Iterator[Row]:
+    rows = _csv_rows(f)
+    head = next(rows, None)
+    if not isinstance(head, list):
+        return
+    if text not in head:
+        raise StartError(f"no column {text!r} (--text) in the first line; it has {', '.join(head)}")
+    for row in rows:
+        if isinstance(row, InvalidInput):
+            yield row, {}
+        elif len(row) != len(head):
+            yield InvalidInput(f"the line has {len(row)} values, the first line {len(head)}"), {}
+        else:
+            told = dict(zip(head, row, strict=True))
+            yield told[text], told
+
+
+def _table(rows: list[dict[str, Any]], texts: list[object], columns: Columns) -> pa.Table:
+    """The kept columns. A row with a value of another type is refused in `texts`, and is null here."""
+    if not columns.kept:
+        return _no_columns(len(rows))
+    arrays = []
+    for name in columns.kept:
+        kind, values = columns.schema.field(name).type, [row.get(name) for row in rows]
+        try:
+            arrays.append(_array(values, kind))
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            arrays.append(_array_of_good(values, name, kind, texts))
+    return pa.table(arrays, names=columns.kept)
+
+
+def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """Text becomes a number where one is wanted, as CSV needs; nothing else is converted."""
+    if not pa.types.is_string(kind) and all(isinstance(v, str | None) for v in values):
+        return pa.array([v or None for v in values], pa.string()).cast(kind)
+    return pa.array(values, kind)
+
+
+def _array_of_good(values: list[Any], name: str, kind: pa.DataType, texts: list[object]) -> pa.Array:
+    good: list[Any] = []
+    for i, value in enumerate(values):
+        try:
+            good.append(_array([value], kind)[0].as_py())
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as e:
+            texts[i] = InvalidInput(f"column {name!r} is not {kind}: {str(e).partition(chr(10))[0]:.200}")
+            good.append(None)
+    return pa.array(good, kind)
+
+
+class _named:
+    """What goes wrong inside is about this file."""
+
+    def __init__(self, file: File) -> None:
+        self.file = file
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, StartError) and self.file.url not in str(error):
+            raise StartError(f"{self.file.url}: {error}") from None
+        if isinstance(error, OSError | EOFError | pa.ArrowException | UnicodeDecodeError):
+            raise StartError(f"{self.file.url}: cannot be read as {self.file.format}: {error}") from error

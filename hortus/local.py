@@ -1,0 +1,263 @@
+"""The Python API: a model in this process, asked without a server.
+
+    engine = hortus.Engine("sentence-transformers/all-MiniLM-L6-v2")
+    engine.embed(["The cat sits on the mat."])          # [1, 384] float32
+    engine.rerank("a cat", ["a feline", "a spoon"])     # [2] float32
+    await engine.aembed(texts)                          # the same from a coroutine
+
+The same tokenizer, scheduler, engine and outputs as `hortus serve`, so the same vectors and the same errors; the event loop
+that they live on runs in a thread of its own, and any number of threads and coroutines may ask at once. Knows Ivy and Tulip,
+as serve.py does. Does not know HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import dataclasses
+import threading
+from collections.abc import Coroutine, Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from hortus import config
+from hortus.corpus.vectors import TYPES, Backend, Local, Vectors, Wish
+from hortus.engines import load_engine, open_model
+from hortus.errors import InvalidInput, NotReady, RequestError, StartError
+from hortus.folder import ModelFolder
+from hortus.ivy.embed import Embedder
+from hortus.ivy.scores import Question, score
+from hortus.metrics import Metrics
+from hortus.tulip.scheduler import Scheduler
+from hortus.types import Float32, ModelInfo
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+T = TypeVar("T")
+Rows = npt.NDArray[Any]
+
+WINDOW_ROWS = 8192
+"""Texts tokenised and sorted together. Two windows are at work at a time."""
+_ALL = 2**62
+"""A limit that guards a server against its clients, lifted: here the caller has the memory or not."""
+_FOREVER_S = 10 * 365 * 86400.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Opened:
+    """A model with everything between texts and rows."""
+
+    folder: ModelFolder
+    embedder: Embedder
+    scheduler: Scheduler
+
+
+async def open_local(model: str, settings: config.Config, closing: AsyncExitStack, *, merge: bool = True) -> Opened:
+    """The model, ready, on the running event loop; what it holds is given to `closing`. StartError.
+
+    merge: as in Scheduler.
+    """
+    ivy = dataclasses.replace(settings.ivy, max_inputs=_ALL, max_answer_values=_ALL)
+    metrics = Metrics()
+    fake = settings.tulip.fake_delay_ms is not None
+    folder = await asyncio.to_thread(open_model, model, ivy.served_model_name, settings.rose, weights=not fake)
+    engine = await asyncio.to_thread(load_engine, folder, settings, metrics)
+    closing.callback(engine.close)
+    scheduler = Scheduler(engine, settings.tulip, metrics, merge=merge)
+    await scheduler.start()
+    closing.push_async_callback(scheduler.close)
+    info = dataclasses.replace(engine.info, batch_tokens=settings.tulip.max_batch_tokens or engine.info.batch_tokens)
+    embedder = await asyncio.to_thread(Embedder, folder, info, scheduler, ivy, metrics)
+    closing.callback(embedder.close)
+    return Opened(folder, embedder, scheduler)
+
+
+class Engine:
+    """A model in this process. Close it, or use it in a `with` block; methods may be called from any thread.
+
+    Errors are those of hortus.errors: StartError when it cannot be opened, InvalidInput and TooLong (which name the text at
+    fault by its index) when a text cannot be embedded, NotReady when the engine has gone.
+    """
+
+    def __init__(self, model: str, **settings: object) -> None:
+        """model: a folder, a hub id, or `demo`. settings: knobs of hortus.config by their names, such as device="cpu",
+        dtype="bfloat16", threads=4, auto_truncate=True; unknown ones are refused. Takes seconds.
+
+        Unlike a server, steps are filled with bulk work (lanes=False) unless told otherwise.
+        """
+        chosen = config.load(flags={"lanes": False, **settings})
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="hortus-engine", daemon=True)
+        self._thread.start()
+        self._closing = AsyncExitStack()
+        self._closed = False
+        try:
+            self._opened = self._run(open_local(model, chosen, self._closing))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def info(self) -> ModelInfo:
+        """What the model is: its width, limits, number format, device."""
+        return self._opened.embedder.info
+
+    def embed(
+        self,
+        texts: Sequence[str],
+        *,
+        dimensions: int | None = None,
+        precision: str = "float32",
+        prompt_name: str | None = None,
+        truncate: bool | None = None,
+    ) -> Rows:
+        """[len(texts), dimensions] vectors, in order. Any number of texts.
+
+        dimensions: keep the first so many values. precision: float32, float16, int8, uint8, binary, ubinary (bits: one byte
+        for eight). prompt_name: the model's prompt to put before each text; None its default, "" none. truncate: cut texts
+        that are too long instead of refusing them; None takes the setting auto_truncate.
+        """
+        return self._run(self._embed(texts, _wish(dimensions, precision, prompt_name, truncate)))
+
+    async def aembed(
+        self,
+        texts: Sequence[str],
+        *,
+        dimensions: int | None = None,
+        precision: str = "float32",
+        prompt_name: str | None = None,
+        truncate: bool | None = None,
+    ) -> Rows:
+        """`embed` for coroutines, of any event loop."""
+        return await self._await(self._embed(texts, _wish(dimensions, precision, prompt_name, truncate)))
+
+    def rerank(self, query: str, documents: Sequence[str], *, truncate: bool | None = None) -> Float32:
+        """[len(documents)] float32, how relevant each document is to the query, in the documents' order: a reranker's
+        probability, or an embedding model's cosine."""
+        return self._run(self._rerank(query, documents, truncate))
+
+    async def arerank(self, query: str, documents: Sequence[str], *, truncate: bool | None = None) -> Float32:
+        """`rerank` for coroutines, of any event loop."""
+        return await self._await(self._rerank(query, documents, truncate))
+
+    def embed_table(
+        self,
+        table: pa.Table,
+        text: str = "text",
+        *,
+        name: str = "embedding",
+        dimensions: int | None = None,
+        precision: str = "float32",
+        prompt_name: str | None = None,
+        truncate: bool | None = None,
+    ) -> pa.Table:
+        """The table with a column of fixed-size lists more. A null text gives a null vector; one that is refused raises."""
+        try:
+            from hortus.corpus.output import with_vectors
+        except ModuleNotFoundError as e:
+            raise StartError(f"tables need the package {e.name}: pip install 'hortus[corpus]'") from None
+        if text not in table.column_names:
+            raise InvalidInput(f"no column {text!r:.80}; the table has {', '.join(table.column_names)}", param="text")
+        values = table.column(text).to_pylist()
+        at = [i for i, value in enumerate(values) if value is not None]
+        wish = _wish(dimensions, precision, prompt_name, truncate)
+        rows = self._run(self._embed([values[i] for i in at], wish, names=at))
+        return with_vectors(table, name, rows, at)
+
+    def close(self) -> None:
+        """Free the model. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        asyncio.run_coroutine_threadsafe(self._closing.aclose(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        if self._closed:
+            work.close()
+            raise NotReady("this engine has been closed")
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RuntimeError("called from the engine's own thread, which would wait for itself")
+        future = self._start(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # Ctrl-C: nothing of it stays behind
+            raise
+
+    async def _await(self, work: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.wrap_future(self._start(work))
+
+    async def _embed(self, texts: Sequence[str], wish: Wish, names: Sequence[int] | None = None) -> Rows:
+        if isinstance(texts, str):
+            raise InvalidInput("give a list of texts, not one text", param="input")
+        return await embed_all(Local(self._opened.embedder, wish), texts, wish, names or range(len(texts)))
+
+    async def _rerank(self, query: str, documents: Sequence[str], truncate: bool | None) -> Float32:
+        if isinstance(documents, str):
+            raise InvalidInput("give a list of documents, not one", param="documents")
+        if not documents:
+            return np.zeros(0, np.float32)
+        for what, text in (("query", query), *((f"documents[{i}]", d) for i, d in enumerate(documents))):
+            if not isinstance(text, str):
+                raise InvalidInput(f"{what} is no text: {type(text).__name__}", param=what)
+        embedder = self._opened.embedder
+        loop = asyncio.get_running_loop()
+        question = Question(queries=[query], documents=list(documents), truncate=embedder.truncate(truncate))
+        return (await score(embedder, question, deadline=loop.time() + _FOREVER_S, route="rerank")).values
+
+
+def _wish(dimensions: int | None, precision: str, prompt_name: str | None, truncate: bool | None) -> Wish:
+    return Wish(dimensions=dimensions, precision=precision, prompt_name=prompt_name, truncate=truncate)
+
+
+async def embed_all(backend: Backend, texts: Sequence[str], wish: Wish, names: Sequence[int]) -> Rows:
+    """[len(texts), values]: every text's row, or the error of the first that has none. names: what each text is called."""
+    rows = np.empty((len(texts), backend.values), TYPES[wish.precision])
+    starts = iter(range(0, len(texts), WINDOW_ROWS))
+    errors: dict[int, RequestError] = {}
+
+    async def worker() -> None:
+        for lo in starts:
+            found: Vectors = await backend.vectors(texts[lo : lo + WINDOW_ROWS])
+            if found.refused:
+                errors.update({lo + i: e for i, e in found.refused.items()})
+                return
+            rows[lo + found.owners] = found.rows
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(2):
+                group.create_task(worker())
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    if errors:
+        first = min(errors)
+        raise _named(errors[first], names[first])
+    return rows
+
+
+def _named(error: RequestError, name: int) -> RequestError:
+    """The same, of a text that the caller can find."""
+    if not error.message.startswith(("the text", "no text")):
+        return error
+    return type(error)(f"input {name}: {error.message}", param=f"input[{name}]")

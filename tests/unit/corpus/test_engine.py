@@ -1,0 +1,173 @@
+"""hortus.Engine: the same vectors as the parts it is made of, any number of texts, errors by name."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from corpus_runs import texts
+
+import hortus
+from hortus import local
+from hortus.corpus.vectors import Local, Wish
+from hortus.errors import InvalidInput, NotReady, StartError, TooLong
+from hortus.ivy.outputs import finish
+from hortus.tulip.fake import fake_rows
+
+
+def wanted(engine: hortus.Engine, given: list[str]) -> np.ndarray:
+    batch = engine._opened.embedder.tokenizer.encode(given)
+    return finish(fake_rows(batch, engine.info.width), None, engine.info.normalize)
+
+
+def test_rows_in_order_over_several_windows(fake: hortus.Engine, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(local, "WINDOW_ROWS", 100)
+    given = texts(1001)
+    assert np.array_equal(fake.embed(given), wanted(fake, given))
+    assert np.array_equal(asyncio.run(fake.aembed(given[:5])), wanted(fake, given[:5]))
+    assert fake.embed([]).shape == (0, 384)
+
+
+def test_forms(fake: hortus.Engine):
+    given = texts(9)
+    full = wanted(fake, given)
+    assert np.array_equal(fake.embed(given, precision="float16"), full.astype(np.float16))
+    bits = fake.embed(given, precision="ubinary")
+    assert np.array_equal(np.unpackbits(bits, axis=1), full > 0)
+    short = fake.embed(given, dimensions=64)
+    assert short.shape == (9, 64)
+    assert np.allclose(np.linalg.norm(short, axis=1), 1)
+    for wrong in ({"precision": "int8"}, {"precision": "int4"}, {"dimensions": 385}, {"prompt_name": "nope"}):
+        with pytest.raises(InvalidInput):
+            fake.embed(given, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("bad", "kind", "said"),
+    [
+        (None, InvalidInput, "input 2: no text: null"),
+        (7, InvalidInput, "input 2: no text: int"),
+        ("\ud800", InvalidInput, "input 2: the text is not Unicode"),
+        ("word " * 400, TooLong, "input 2: the text has 402 tokens"),
+    ],
+    ids=["null", "number", "surrogate", "long"],
+)
+def test_the_first_text_at_fault_is_named(fake: hortus.Engine, bad, kind, said):
+    with pytest.raises(kind, match=said):
+        fake.embed(["a", "b", bad, "c", bad])
+
+
+def test_cut_on_request(fake: hortus.Engine):
+    assert np.array_equal(fake.embed(["word " * 400], truncate=True), wanted(fake, ["word " * 254]))
+
+
+def test_rerank_is_the_cosine_of_an_embedding_model(fake: hortus.Engine):
+    rows = wanted(fake, ["q", "a", "b"]).astype(np.float64)
+    assert np.allclose(fake.rerank("q", ["a", "b"]), rows[1:] @ rows[0], atol=1e-6)
+    assert fake.rerank("q", []).shape == (0,)
+    assert np.array_equal(asyncio.run(fake.arerank("q", ["a"])), fake.rerank("q", ["a"]))
+    with pytest.raises(InvalidInput, match=r"documents\[1\]"):
+        fake.rerank("q", ["a", None])
+
+
+def test_tables(fake: hortus.Engine):
+    given = pa.table({"n": [1, 2, 3], "text": ["a", None, "b"]})
+    told = fake.embed_table(given, precision="float16")
+    assert told.schema.field("embedding").type == pa.list_(pa.field("element", pa.float16()), 384)
+    rows = told.column("embedding").to_pylist()
+    assert rows[1] is None
+    assert np.array_equal(np.array([rows[0], rows[2]], np.float16), fake.embed(["a", "b"], precision="float16"))
+    assert fake.embed_table(given.slice(1, 1)).column("embedding").null_count == 1
+    with pytest.raises(InvalidInput, match="no column 'txt'"):
+        fake.embed_table(given, "txt")
+    with pytest.raises(InvalidInput, match="already"):
+        fake.embed_table(told)
+
+
+def test_many_threads_at_once(fake: hortus.Engine):
+    given, found = texts(50), {}
+    threads = [threading.Thread(target=lambda i=i: found.update({i: fake.embed(given[i:])})) for i in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert all(np.array_equal(found[i], wanted(fake, given[i:])) for i in range(8))
+
+
+def test_settings_are_the_knobs_and_no_other():
+    with pytest.raises(StartError, match="unknown setting 'devise'"):
+        hortus.Engine("demo", devise="cpu")
+    with pytest.raises(StartError, match="no such folder"):
+        hortus.Engine("./nowhere at all")
+
+
+def test_closed_is_told():
+    engine = hortus.Engine("demo", fake_delay_ms=0.0)
+    engine.close()
+    engine.close()
+    with pytest.raises(NotReady):
+        engine.embed(["a"])
+
+
+# A failing engine
+
+
+async def vectors(engine: hortus.Engine, given: list[object], **wish):
+    backend = Local(engine._opened.embedder, Wish(**wish))
+    return await backend.vectors(given)
+
+
+def run(engine: hortus.Engine, given: list[object], **wish):
+    return engine._run(vectors(engine, given, **wish))
+
+
+def test_a_step_that_fails_costs_the_row_at_fault_alone():
+    with hortus.Engine("demo", fake_delay_ms=0.0) as engine:
+        model = engine._opened.scheduler._pump._engine
+        tokenizer = engine._opened.embedder.tokenizer
+        model.fail_id, model.nan_id = tokenizer.plain_ids("poison")[0], tokenizer.plain_ids("venus")[0]
+        given = texts(40)
+        given[7], given[8] = "poison", "venus"
+        found = run(engine, given)
+        assert set(found.refused) == {7, 8}
+        assert found.refused[7].code == "engine_error"
+        assert found.refused[8].code == "non_finite"
+        good = [i for i in range(40) if i not in (7, 8)]
+        assert found.owners.tolist() == good
+        assert np.array_equal(found.rows, wanted(engine, [given[i] for i in good]))
+
+
+def test_half_a_text_is_no_answer():
+    """A chunk that fails takes its text's other chunks with it."""
+    with hortus.Engine("demo", fake_delay_ms=0.0) as engine:
+        model = engine._opened.scheduler._pump._engine
+        model.nan_id = engine._opened.embedder.tokenizer.plain_ids("venus")[0]
+        found = run(engine, ["cat " * 9, "cat " * 9 + "venus", "mat"], chunk_tokens=6)
+        assert set(found.refused) == {1}
+        assert set(found.owners.tolist()) == {0, 2}
+
+
+def test_chunks_have_their_places(fake: hortus.Engine):
+    text = "the cat sat on a mat and saw nothing"
+    found = run(fake, [text, "mat"], chunk_tokens=5, chunk_overlap=1)
+    told = [text[a:b] if owner == 0 else "mat" for owner, (_, a, b) in zip(found.owners, found.chunks, strict=True)]
+    assert told == ["the cat sat", "sat on a", "a mat and", "and saw nothing", "mat"]
+    assert found.chunks[:, 0].tolist() == [0, 1, 2, 3, 0]
+    assert np.array_equal(found.rows, wanted(fake, told))
+
+
+@pytest.mark.parametrize(
+    ("wish", "said"),
+    [
+        ({"chunk_tokens": 300}, "--chunk-tokens 300"),
+        ({"chunk_tokens": 5, "chunk_overlap": 3}, "--chunk-overlap 3"),
+        ({"chunk_tokens": 50, "contextual": True}, "--contextual"),
+    ],
+    ids=str,
+)
+def test_chunks_that_cannot_be(fake: hortus.Engine, wish, said):
+    with pytest.raises(StartError, match=said):
+        run(fake, ["a"], **wish)
