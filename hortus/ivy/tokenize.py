@@ -287,7 +287,7 @@ class Tokenizer:
         capped = self._capped([t[cut] for t in texts], first, truncate._replace(left=False), field)
         whole = [[*t[:cut], c, *t[cut + 1 :]] for t, c in zip(texts, capped, strict=True)]
         flat = iter(self._inner.encode_batch_fast([p for t in whole for p in t], add_special_tokens=False))
-        before, _ = self._around
+        before, _ = self.around
         sequences = []
         for i, t in enumerate(whole):
             parts = [next(flat).ids for _ in t]
