@@ -37,11 +37,11 @@ $(VENV)/.venv:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.demo: $(VENV)/.venv pyproject.toml constraints.txt
+$(VENV)/.demo: $(VENV)/.venv pyproject.toml constraints.txt hortus/rose/kernels/few.c
 	$(PIP) -e '.[cpu,demo]'
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.venv pyproject.toml constraints.txt
+$(VENV)/.dev: $(VENV)/.venv pyproject.toml constraints.txt hortus/rose/kernels/few.c
 	$(PIP) -e '.[cpu,demo,dev]'
 	@touch $@ $(VENV)/.demo
 

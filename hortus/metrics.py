@@ -6,7 +6,12 @@ number of series is bounded; label values are created at start, so that every se
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
+from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest, start_http_server
+from prometheus_client.core import HistogramMetricFamily
 
 from hortus.errors import TABLE, StartError
 
@@ -14,6 +19,28 @@ _SECONDS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25
 _TOKENS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 DROP_REASONS = ("cancelled", "deadline_exceeded", "overloaded", "draining", "not_ready", "engine_error")
 _COUNT = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+class Histogram:
+    """prometheus_client's, without labels and without its lock: seven of them see each short request, and theirs take twice as
+    long to be told. Each is observed by one thread at a time; a scrape may read one value that its count lacks."""
+
+    def __init__(self, name: str, help: str, *, buckets: tuple[float, ...], registry: CollectorRegistry) -> None:
+        """buckets: upper bounds, ascending."""
+        self._name, self._help, self._bounds = name, help, buckets
+        self._counts = [0] * (len(buckets) + 1)
+        self._sum = 0.0
+        registry.register(self)
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """For the registry."""
+        totals = accumulate(self._counts)
+        bounds = [*(str(float(b)) for b in self._bounds), "+Inf"]
+        yield HistogramMetricFamily(self._name, self._help, list(zip(bounds, totals, strict=True)), self._sum)
 
 
 class Metrics:

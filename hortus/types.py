@@ -51,7 +51,7 @@ class TokenBatch:
 
     @property
     def total_tokens(self) -> int:
-        return int(self.cu_seqlens[-1])
+        return len(self.ids)
 
     @property
     def rows(self) -> int:
@@ -87,6 +87,8 @@ class TokenBatch:
     @classmethod
     def of(cls, sequences: Sequence[Sequence[int]]) -> TokenBatch:
         """Pack lists of ids."""
+        if len(sequences) == 1:  # the same in fewer calls: most requests have one
+            return cls(np.array(sequences[0], np.int32), np.array((0, len(sequences[0])), np.int32))
         cu = np.array([*accumulate(map(len, sequences), initial=0)], np.int32)
         ids = np.fromiter(chain.from_iterable(sequences), np.int32, int(cu[-1]))
         return cls(ids, cu)
@@ -204,8 +206,12 @@ class Engine(Protocol):
     @property
     def info(self) -> ModelInfo: ...
 
+    def quick(self, batch: TokenBatch) -> bool:
+        """Whether `step` would only enqueue this batch, in well under a millisecond and waiting for nothing: then Tulip calls
+        it on its event loop, which saves two threads' waking each other. Asked right before that step."""
+
     def step(self, batch: TokenBatch) -> LazyTensor:
-        """Enqueue one batch. Called from one thread only (Tulip's step thread); several may be in flight.
+        """Enqueue one batch. Called from one thread at a time (Tulip's loop or its step thread); several may be in flight.
 
         A device engine returns as soon as the work is enqueued. A CPU engine has nothing to overlap with and returns a
         finished result.

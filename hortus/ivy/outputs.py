@@ -59,7 +59,7 @@ def finish(rows: Float32, dimensions: int | None, normalize: bool) -> Float32:
 def as_base64(rows: Rows) -> list[bytes]:
     """One base64 text a row: little-endian float32, as OpenAI has it, or the bytes of the codes."""
     packed = np.ascontiguousarray(rows, "<f4" if rows.dtype == np.float32 else rows.dtype)
-    return [binascii.b2a_base64(row, newline=False) for row in packed]
+    return [binascii.b2a_base64(row.tobytes(), newline=False) for row in packed]  # bytes: half the time of a view
 
 
 def as_numbers(rows: Rows) -> list[bytes]:

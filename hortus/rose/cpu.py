@@ -56,6 +56,10 @@ class CpuEngine:
     def info(self) -> ModelInfo:
         return self._info
 
+    def quick(self, batch: TokenBatch) -> bool:
+        """Never: it computes inside `step`."""
+        return False
+
     def step(self, batch: TokenBatch) -> Done:
         """Compute a batch. Never raises: result() does, EngineError or OutOfMemory."""
         try:

@@ -37,7 +37,7 @@ class Captured(Protocol):
 
 
 class Device(Protocol):
-    """One stream of one device. All methods but `event`'s are called from the step thread."""
+    """One stream of one device. Methods are called from one thread at a time (not always the same), but an Event's from any."""
 
     name: str
 

@@ -21,7 +21,7 @@ from hortus.rose.attention import Attention, Bias, Heads
 from hortus.rose.attention.twin import TwinAttention
 from hortus.rose.cpu import BATCH_TOKENS, CpuEngine
 from hortus.rose.kernels import linear, twin
-from hortus.rose.kernels.few import few
+from hortus.rose.kernels.compiled import few
 from hortus.rose.modelcfg import EmbeddingNetwork, build_network, read_spec
 from hortus.rose.models import Kit
 from hortus.types import Engine, ModelInfo, TokenBatch

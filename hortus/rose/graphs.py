@@ -166,7 +166,7 @@ class _Entry:
 
 
 class Graphs:
-    """Runs pieces on the device: eager, capture or replay. Step thread only.
+    """Runs pieces on the device: eager, capture or replay. One thread at a time.
 
     All buckets share one input block on the device, and all graphs one memory pool. Both are safe by stream order alone:
     a step's upload is enqueued after the kernels of the step before, which are all that read the block; a step's
@@ -191,18 +191,16 @@ class Graphs:
         """Graphs held."""
         return len(self._held)
 
+    def holds(self, batch: TokenBatch) -> bool:
+        """Whether `run` would replay a graph."""
+        return self._decide(batch).how is How.REPLAY
+
     def run(self, batch: TokenBatch, slot: Slot, at: int) -> tuple[Tensor, int]:
         """Enqueue one piece, staged in slot's block from `at` on -> (rows on the device, where the block is free again).
 
         The rows, [>= batch.rows, width] float32, are good until the next run.
         """
-        rules, tokens, typed = self._rules, batch.total_tokens, batch.token_types is not None
-        # Found out only where it counts: looking at every length takes as long as the rest of the decision.
-        longest = batch.max_seqlen if rules.longest_matters or token_bucket(tokens) > rules.max_tokens else 0
-        if batch.spans is None:
-            how, shape, bucketed = decide(len(batch), tokens, longest, typed, known=self._known, rules=rules)
-        else:
-            how, shape, bucketed = own_size(len(batch), tokens, batch.max_seqlen, typed)
+        how, shape, bucketed = self._decide(batch)
         if bucketed:
             entry = self._entries.get(shape)
             if entry is None:
@@ -229,6 +227,14 @@ class Graphs:
         assert entry.graph is not None, "a shape is HELD only while its entry has a graph"
         self._held.move_to_end(shape)
         return entry.graph.replay(), end
+
+    def _decide(self, batch: TokenBatch) -> Decision:
+        rules, tokens, typed = self._rules, batch.total_tokens, batch.token_types is not None
+        if batch.spans is not None:
+            return own_size(len(batch), tokens, batch.max_seqlen, typed)
+        # Found out only where it counts: looking at every length takes as long as the rest of the decision.
+        longest = batch.max_seqlen if rules.longest_matters or token_bucket(tokens) > rules.max_tokens else 0
+        return decide(len(batch), tokens, longest, typed, known=self._known, rules=rules)
 
     def _eager(self, shape: Shape, entry: _Entry, host: Int32) -> Tensor:
         self._plan(shape, entry, host)

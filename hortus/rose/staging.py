@@ -124,7 +124,7 @@ class Layout(NamedTuple):
 class Slot:
     """The pinned memory and the event of one step in flight.
 
-    Life: taken by the step thread from the Ring, filled and downloaded into; given back by `Rows.result` once the event
+    Life: taken by `step` from the Ring, filled and downloaded into; given back by `Rows.result` once the event
     has passed and the rows are copied out. If nobody ever asks for the result the slot is simply forgotten, and the
     allocator keeps its memory until the copies that use it are done.
     """
@@ -165,7 +165,7 @@ class Ring:
     def __init__(self, device: Device, width: int) -> None:
         self._device = device
         self._width = width
-        self._free: deque[Slot] = deque()  # append and pop are atomic: step thread takes, waiter thread gives
+        self._free: deque[Slot] = deque()  # append and pop are atomic: one thread takes, another gives
 
     def take(self) -> Slot:
         try:

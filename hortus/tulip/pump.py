@@ -1,8 +1,8 @@
 """The pump: batches go in on the event loop, rows or an error come back to it; two threads in between do what may block.
 
-The *step thread* calls `engine.step` (an eager GPU step costs its caller ~10 ms, a CPU step computes inside it). What is
-not finished then, the *waiter thread* waits for, in order and without the GIL. Does not know the queue, deadlines or
-futures.
+A step that its engine calls quick is enqueued on the loop itself. Any other goes to the *step thread* (an eager GPU step costs
+its caller ~10 ms, a CPU step computes inside it). What is not finished then, the *waiter thread* waits for, in order and
+without the GIL. Does not know the queue, deadlines or futures.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ class Pump(Generic[W]):
         self._width = engine.info.width
         self._answered = answered
         self._loop: asyncio.AbstractEventLoop
-        self._to_step: SimpleQueue[Flight[W] | None] = SimpleQueue()
+        self._to_step: SimpleQueue[tuple[Flight[W], TokenBatch] | None] = SimpleQueue()
+        self._sent, self._stepped = 0, 0
+        """Flights given to the step thread, and those it is done with: the loop counts the one, the thread the other."""
         self._to_wait: SimpleQueue[tuple[Flight[W], LazyTensor] | None] = SimpleQueue()
         # Daemons, so that a hung device cannot keep the process from exiting.
         self._threads = [
@@ -70,7 +72,14 @@ class Pump(Generic[W]):
             thread.start()
 
     def send(self, flight: Flight[W]) -> None:
-        self._to_step.put(flight)
+        parts = [work.batch.slice(lo, hi) for work, lo, hi in flight.slices]
+        batch = TokenBatch.merge(parts) if parts else _PROBE
+        # Only one thread is ever inside the engine, and steps keep their order.
+        if self._sent == self._stepped and self._engine.quick(batch):
+            self._step(flight, batch)
+            return
+        self._sent += 1
+        self._to_step.put((flight, batch))
 
     def stop(self, timeout_s: float) -> bool:
         """Finish what was sent, end the threads. Blocks; False when they are still at it after `timeout_s`."""
@@ -81,12 +90,13 @@ class Pump(Generic[W]):
                 thread.join(max(0.0, end - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
-    # In the threads. `del`: an idle thread must not keep its last batch alive.
+    # In the threads, or on the loop for a quick step. `del`: an idle thread must not keep its last batch alive.
 
     def _run_steps(self) -> None:
-        while (flight := self._to_step.get()) is not None:
-            self._step(flight)
-            del flight
+        while (sent := self._to_step.get()) is not None:
+            self._step(*sent)
+            del sent
+            self._stepped += 1
         self._to_wait.put(None)
 
     def _run_waits(self) -> None:
@@ -94,10 +104,9 @@ class Pump(Generic[W]):
             self._finish(*waiting)
             del waiting
 
-    def _step(self, flight: Flight[W]) -> None:
+    def _step(self, flight: Flight[W], batch: TokenBatch) -> None:
         try:
-            parts = [work.batch.slice(lo, hi) for work, lo, hi in flight.slices]
-            lazy = self._engine.step(TokenBatch.merge(parts) if parts else _PROBE)
+            lazy = self._engine.step(batch)
             ready = lazy.ready()
         except BaseException as e:  # noqa: BLE001 - whatever it is, these requests must hear of it
             self._post(flight, None, e)

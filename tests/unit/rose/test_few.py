@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
 
 import numpy as np
@@ -12,15 +13,25 @@ torch = pytest.importorskip("torch")
 
 from hortus.rose.attention.twin import TwinAttention  # noqa: E402
 from hortus.rose.cpu import positions  # noqa: E402
-from hortus.rose.kernels import linear, twin  # noqa: E402
-from hortus.rose.kernels.few import FEW_TOKENS, few  # noqa: E402
+from hortus.rose.kernels import compiled, few, linear, twin  # noqa: E402
+from hortus.rose.kernels.few import FEW_TOKENS, FewFactory  # noqa: E402
 from hortus.rose.models import Kit, bert  # noqa: E402
 from hortus.rose.network import Inputs  # noqa: E402
 
 PLAIN = Kit(ops=twin, linear=linear.plain, attention=TwinAttention)
 
 
-def both(config: dict[str, Any]) -> tuple[bert.Bert, bert.Bert]:
+@pytest.fixture(params=["calls", "compiled"])
+def way(request: pytest.FixtureRequest) -> FewFactory:
+    """Each body of `few`."""
+    if request.param == "calls":
+        return few.few
+    if compiled.library() is None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("few.c was not built: install again with a C compiler")
+    return compiled.few
+
+
+def both(config: dict[str, Any], way: FewFactory) -> tuple[bert.Bert, bert.Bert]:
     """The trunk of one config and one set of random weights, layer by layer and by `few`."""
     spec = bert.spec_from_config(
         {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
@@ -29,7 +40,7 @@ def both(config: dict[str, Any]) -> tuple[bert.Bert, bert.Bert]:
     )
     torch.manual_seed(0)
     made = {name: torch.randn(size) * (0.2 if len(size) == 2 else 0.5) for name, size in bert.shapes(spec).items()}
-    fast = dataclasses.replace(PLAIN, few=few)
+    fast = dataclasses.replace(PLAIN, few=way)
     return bert.Bert(spec, dict(made), PLAIN), bert.Bert(spec, dict(made), fast)
 
 
@@ -50,22 +61,56 @@ def run(trunk: bert.Bert, lengths: list[int]) -> torch.Tensor:
         {"model_type": "bert", "num_hidden_layers": 0},
     ],
 )
-def test_few_is_layer_by_layer(config: dict[str, Any]) -> None:
-    plain, fast = both(config)
-    for lengths in ([1], [2], [5], [15], [16], [17], [FEW_TOKENS], [1, 1], [3, 4, 3], [16] * 8, [1, 30, 2, 40]):
+def test_few_is_layer_by_layer(config: dict[str, Any], way: FewFactory) -> None:
+    plain, fast = both(config, way)
+    for lengths in (
+        [1],
+        [2],
+        [5],
+        [8],
+        [15],
+        [16],
+        [17],
+        [24],
+        [25],
+        [33],
+        [48],
+        [FEW_TOKENS],
+        [1, 1],
+        [3, 4, 3],
+        [16] * 8,
+        [1, 30, 2, 40],
+    ):
         got = run(fast, lengths)
         assert got.shape == (sum(lengths), 32)
         torch.testing.assert_close(got, run(plain, lengths), rtol=0, atol=5e-6)
 
 
-def test_more_tokens_go_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, fast = both({"model_type": "bert"})
+def test_more_tokens_go_layer_by_layer(monkeypatch: pytest.MonkeyPatch, way: FewFactory) -> None:
+    _, fast = both({"model_type": "bert"}, way)
     monkeypatch.setattr(fast, "_few", lambda *_: pytest.fail("called"))
     run(fast, [FEW_TOKENS, 1])
 
 
-def test_neighbours_do_not_matter() -> None:
+def test_neighbours_do_not_matter(way: FewFactory) -> None:
     """Exactly: what a mask hides is multiplied by zero."""
-    _, fast = both({"model_type": "bert"})
+    _, fast = both({"model_type": "bert"}, way)
     alone, together = run(fast, [10]), run(fast, [10, 7])
     torch.testing.assert_close(together[:10], alone, rtol=0, atol=1e-6)
+
+
+def test_compiled_takes_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    if compiled.library() is None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("few.c was not built: install again with a C compiler")
+    plain, fast = both({"model_type": "bert", "hidden_size": 64, "intermediate_size": 200}, compiled.few)
+    want = run(plain, [9, 7])
+    for threads in (1, 2, 3, 40):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        for _ in range(20):
+            torch.testing.assert_close(run(fast, [9, 7]), want, rtol=0, atol=5e-6)
+
+
+def test_without_the_library_calls_do_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "library", lambda: None)
+    plain, fast = both({"model_type": "bert"}, compiled.few)
+    torch.testing.assert_close(run(fast, [5]), run(plain, [5]), rtol=0, atol=5e-6)

@@ -227,3 +227,16 @@ def test_a_row_for_every_span(rng):
     plain = random_batch(rng, [5, 3, 60])
     np.testing.assert_array_equal(engine.step(plain).result(), expected(plain))
     assert counts(engine)["capture"] == 0  # steps with spans are of no bucket
+
+
+def test_quick_is_the_replay_of_one_graph(rng):
+    engine, _ = make()
+    batch = random_batch(rng, [5, 1, 60])
+    seen = []
+    for _ in range(3):
+        seen.append(engine.quick(batch))
+        engine.step(batch).result()
+    assert seen == [False, False, True]
+    assert not engine.quick(random_batch(rng, [4000, 4000, 4000])), "several pieces"
+    engine.close()
+    assert not engine.quick(batch)
