@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hortus import hub
+from hortus import hub, late
 from hortus.errors import StartError
 
 log = logging.getLogger("hortus")
@@ -62,6 +62,8 @@ class ModelFolder:
     """What its files make of it: a kind of ModelInfo."""
     activation: str | None = None
     """What a CrossEncoder's files say its scores are of the logit, such as Sigmoid or Identity; None: they do not say."""
+    late: late.Late | None = None
+    """How a late-interaction model reads its texts; None for others."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -87,11 +89,18 @@ KINDS = (
     "Dropout",
     "FlexibleQuantizer",
     "LogitScore",
+    "MultiVectorMask",
 )
 """Modules we know. FlexibleQuantizer is pplx-embed's own file: quantising is done at output, the file is never run."""
 
-SORTS = ("SentenceTransformer", "CrossEncoder", "SparseEncoder")
-"""Models of sentence-transformers that can be served."""
+_DESCRIBED = ("Pooling", "SpladePooling", "Dense", "Normalize", "LogitScore", "MultiVectorMask")
+"""Modules with a config.json of their own."""
+
+_OTHERS = ("st_quantize.FlexibleQuantizer", "pylate.models.Dense.Dense")
+"""Types of modules that are not sentence-transformers' and known all the same."""
+
+SORTS = ("SentenceTransformer", "CrossEncoder", "SparseEncoder", "MultiVectorEncoder", "ColBERT")
+"""Models of sentence-transformers (the last: PyLate's) that can be served."""
 
 _TASKS = {
     "feature-extraction": ("embed", "last_hidden_state"),
@@ -160,8 +169,14 @@ def _describe(path: Path, name: str, max_length: int | None) -> ModelFolder:
     # Without modules.json sentence-transformers makes its own modules and does not read this file.
     settings = transformer_settings(transformer) if modules else {}
     kind = kind_of(config, modules, sort)
+    reads = None
+    if late.is_late(config, described):
+        kind = "tokens"
+        mask = next((m.config for m in modules if m.kind == "MultiVectorMask"), None)
+        reads = late.read_late(path, transformer, config, described, settings, mask, read_json)
+        prompts = dict(reads.prompts)
     task = settings.get("transformer_task")
-    if task is not None and _TASKS[task][0] != kind:
+    if task is not None and _TASKS[task][0] != ("embed" if kind == "tokens" else kind):
         raise StartError(
             f"{path}: transformer_task {task!r} does not go with its modules "
             f"({', '.join(m.kind for m in modules)}), which make {kind} rows"
@@ -190,6 +205,7 @@ def _describe(path: Path, name: str, max_length: int | None) -> ModelFolder:
         max_tokens=max_length or limit,
         kind=kind,
         activation=activation_of(config, described) if kind == "classify" else None,
+        late=reads,
     )
 
 
@@ -248,7 +264,7 @@ def read_modules(path: Path) -> tuple[Module, ...]:
     for at, entry in enumerate(listed):
         origin, _, kind = entry["type"].rpartition(".")
         what = f"{file}: module {at} ({entry.get('name', at)}) of type {entry['type']}"
-        if origin.split(".")[0] != "sentence_transformers" and entry["type"] != "st_quantize.FlexibleQuantizer":
+        if origin.split(".")[0] != "sentence_transformers" and entry["type"] not in _OTHERS:
             raise StartError(f"{what} is the model's own code, which is never run; supported: {', '.join(KINDS)}")
         if kind not in KINDS:
             raise StartError(f"{what} is not supported; supported: {', '.join(KINDS)}")
@@ -257,8 +273,7 @@ def read_modules(path: Path) -> tuple[Module, ...]:
             raise StartError(f"{what}: path {str(inside)!r} leaves the model folder")
         here = path / inside
         # The quantizer's path is the model's own folder: that config.json is not the quantizer's.
-        described = kind in ("Pooling", "SpladePooling", "Dense", "Normalize", "LogitScore") and inside.parts
-        own = read_json(here / "config.json") if described else {}
+        own = read_json(here / "config.json") if kind in _DESCRIBED and inside.parts else {}
         modules.append(Module(kind, here, own))
     if not modules or modules[0].kind not in ("Transformer", "MLMTransformer"):
         raise StartError(f"{file}: the first module must be a Transformer")

@@ -11,7 +11,7 @@ from hortus.errors import StartError
 
 log = logging.getLogger(__name__)
 
-_SMALL = ("*.json", "*.txt", "*.model", "*.jinja")
+_SMALL = ("*.json", "*.txt", "*.model", "*.jinja", "artifact.metadata")
 _WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors")
 _PICKLES = ("pytorch_model.bin", "pytorch_model-*-of-*.bin")
 _NEVER = ("onnx/*", "openvino/*", "*.onnx", "*.msgpack", "*.h5", "*.gguf")

@@ -25,6 +25,7 @@ A request's way through the files:
     templates   which prompt goes before a text, how a pair becomes one text    (pure)
     tokenize    text to TokenBatch, ids to TokenBatch; vocabulary reads the tokenizer's files
     assemble    pairs, documents of chunks, a row a token    (pure)
+    multivector late interaction: which tokens get vectors, MaxSim
     split       large requests into chunks    (pure)
     outputs     cut, normalise, quantise, finite check, base64, JSON numbers    (pure)
     replicas, link, address    schedulers on other machines, as one Encoder

@@ -5,12 +5,13 @@ Everything here ends in one TokenBatch, so that whatever a route asks for goes t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from hortus.types import TokenBatch
+from hortus.types import Int32, TokenBatch
 
 Ids = list[int]
 
@@ -100,6 +101,21 @@ def every_token(batch: TokenBatch) -> TokenBatch:
     """The same sequences with a row for each token, special ones included."""
     at = np.arange(batch.total_tokens, dtype=np.int32)
     return TokenBatch(batch.ids, batch.cu_seqlens, batch.token_types, np.stack([at, at + 1], axis=1), batch.lengths)
+
+
+def without(batch: TokenBatch, skipped: Int32) -> TokenBatch:
+    """The same sequences with a row for each token that is not one of `skipped`."""
+    at = np.flatnonzero(~np.isin(batch.ids, skipped)).astype(np.int32)
+    ends = np.searchsorted(at, batch.cu_seqlens)
+    return TokenBatch(
+        batch.ids, batch.cu_seqlens, batch.token_types, np.stack([at, at + 1], axis=1), np.diff(ends).astype(np.int32)
+    )
+
+
+def filled(batch: TokenBatch, length: int, token: int) -> TokenBatch:
+    """Every sequence of one text with `token` behind it, up to `length` tokens."""
+    sequences = [batch.ids[a:b].tolist() for a, b in itertools.pairwise(batch.cu_seqlens.tolist())]
+    return TokenBatch.of([ids + [token] * (length - len(ids)) for ids in sequences])
 
 
 def owners(batch: TokenBatch) -> list[int]:

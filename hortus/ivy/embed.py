@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 from hortus.config import IvyConfig
 from hortus.errors import InvalidInput, StartError, WrongKind
 from hortus.folder import ModelFolder
-from hortus.ivy import assemble, outputs, templates
+from hortus.ivy import assemble, multivector, outputs, templates
 from hortus.ivy.assemble import Truncate
 from hortus.ivy.split import split
 from hortus.ivy.tokenize import Tokenizer
@@ -91,6 +91,9 @@ class Embedder:
             raise StartError(f"--int8-ranges: {ranges.shape[1]} dimensions, the model has {info.width}")
         own = any(m.kind == "FlexibleQuantizer" for m in folder.modules)
         self.quantizer = outputs.Quantizer(tanh=own, ranges=None if own else ranges)
+        self.late = None
+        if info.kind == "tokens" and folder.late is not None:
+            self.late = multivector.Reader(folder.late, self.tokenizer)
         self.contextual = contextual(folder.config)
         if self.contextual:
             self.tokenizer.prepare_documents()
@@ -211,6 +214,21 @@ class Embedder:
             if not document:
                 raise InvalidInput(f"document {i} has no chunks", param=f"{field}[{i}]")
         return self._tokens(await self.tokenizer.documents(documents, truncate=truncate, field=field), begin, field)
+
+    async def vectors(
+        self, inputs: Sequence[Any], *, query: bool, truncate: Truncate, flat: bool = False, field: str = "input"
+    ) -> Tokens:
+        """Texts as a late-interaction model reads queries, or documents: a row for each token that gets a vector. Ids are
+        taken as they are. InvalidInput, TooLong."""
+        begin = time.perf_counter()
+        self.count(len(inputs), field)
+        assert self.late is not None, "asked only of late-interaction models"
+        if isinstance(inputs[0], list):
+            batch = self.tokenizer.pack(inputs, truncate=truncate, flat=flat, field=field)
+            batch = assemble.every_token(batch)
+        else:
+            batch = await self.late.read([*inputs], query=query, truncate=truncate, field=field)
+        return self._tokens(batch, begin, field)
 
     def every_token(self, tokens: Tokens) -> Tokens:
         """The same with a row for each token."""

@@ -1,15 +1,16 @@
 """How relevant documents are to a query: one rule for the rerank and score routes of every API.
 
 A reranker (a classifier with one label) reads query and document together; its score is what its own files make of its logit
-(a CrossEncoder's activation), the sigmoid where they do not say. An
-embedding model gives the cosine of the two vectors, with its query and document prompts where it has them. Does not know
-JSON.
+(a CrossEncoder's activation), the sigmoid where they do not say. An embedding model gives the cosine of the two vectors, with
+its query and document prompts where it has them; a late-interaction model MaxSim. Does not know JSON.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -17,7 +18,11 @@ from hortus.errors import InvalidInput, WrongKind
 from hortus.ivy import outputs
 from hortus.ivy.assemble import Truncate
 from hortus.ivy.embed import Done, Embedder, Tokens
+from hortus.ivy.multivector import MaxSim
 from hortus.types import Float32, Timings
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +56,8 @@ class Scores:
 
 async def score(embedder: Embedder, asked: Question, *, deadline: float, route: str) -> Scores:
     """Scores of every document. InvalidInput, TooLong, WrongKind, NonFinite, and what the encoder raises."""
-    embedder.need("classify", "embed", route=route)
+    late = embedder.late is not None  # else its folder does not say how queries are read
+    embedder.need("classify", "embed", *(["tokens"] if late else []), route=route)
     for name, most in (("max_tokens_per_query", asked.most_query), ("max_tokens_per_doc", asked.most_document)):
         if most is not None and most < 1:
             raise InvalidInput(f"{name} is {most}; give at least 1", param=name)
@@ -60,10 +66,10 @@ async def score(embedder: Embedder, asked: Question, *, deadline: float, route: 
             f"{len(asked.queries)} queries for {len(asked.documents)} documents: give one for all, or one for each",
             param=asked.query_field,
         )
-    if embedder.info.kind == "embed":
+    if embedder.info.kind != "classify":
         if asked.instruction is not None:
             raise InvalidInput("an embedding model takes no instruction with a pair", param="instruction")
-        return await _cosines(embedder, asked, deadline)
+        return await (_cosines if embedder.info.kind == "embed" else _nearest)(embedder, asked, deadline)
     if embedder.info.width != 1:
         raise WrongKind(
             f"{route} needs a reranker (a classifier with one label) or an embedding model; {embedder.info.name} has "
@@ -84,23 +90,65 @@ async def score(embedder: Embedder, asked: Question, *, deadline: float, route: 
     return Scores(logits if asked.raw else made(logits), done.tokens, done.timings)
 
 
+def _limited(embedder: Embedder, truncate: Truncate, most: int | None) -> Truncate:
+    """How texts are cut of which at most so many tokens are asked to be kept."""
+    if most is None:
+        return truncate
+    return Truncate(True, min(most, embedder.info.max_tokens, truncate.limit or most), truncate.left)
+
+
+async def _nearest(embedder: Embedder, asked: Question, deadline: float) -> Scores:
+    """MaxSim, for late interaction. Documents' rows are scored as they come, and dropped."""
+    late = embedder.folder.late
+    assert late is not None, "asked only where it says how texts are read"
+    ones = await embedder.vectors(
+        asked.queries,
+        query=True,
+        truncate=_limited(embedder, asked.truncate, asked.most_query),
+        field=asked.query_field,
+    )
+    many = await embedder.vectors(
+        asked.documents,
+        query=False,
+        truncate=_limited(embedder, asked.truncate, asked.most_document),
+        field=asked.field,
+    )
+    maxsim = MaxSim(ones.batch, many.batch, mean=late.mean)
+
+    async def queries() -> Done[Float32]:
+        done: Done[Float32] = await embedder.run(ones, lambda first, rows: rows, deadline=deadline)
+        maxsim.asked(np.concatenate(done.parts))
+        return done
+
+    left, right = await _both(queries(), embedder.run(many, maxsim.found, deadline=deadline, values=1))
+    return Scores(maxsim.scores(), left.tokens + right.tokens, _joined(left.timings, right.timings))
+
+
+async def _both(one: Coroutine[None, None, Done[A]], other: Coroutine[None, None, Done[B]]) -> tuple[Done[A], Done[B]]:
+    """Together, so that they share a step. The first failure cancels the other."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            left, right = group.create_task(one), group.create_task(other)
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return left.result(), right.result()
+
+
+def _joined(a: Timings, b: Timings) -> Timings:
+    return Timings(a.tokenize_ms + b.tokenize_ms, max(a.queue_ms, b.queue_ms), max(a.device_ms, b.device_ms))
+
+
 async def _cosines(embedder: Embedder, asked: Question, deadline: float) -> Scores:
     prompts, truncate = embedder.prompts, asked.truncate
-
-    def limited(most: int | None) -> Truncate:
-        if most is None:
-            return truncate
-        return Truncate(True, min(most, embedder.info.max_tokens, truncate.limit or most), truncate.left)
-
     ones = await embedder.inputs(
         asked.queries,
-        truncate=limited(asked.most_query),
+        truncate=_limited(embedder, truncate, asked.most_query),
         prompt_name=prompts.named("query"),
         field=asked.query_field,
     )
     many = await embedder.inputs(
         asked.documents,
-        truncate=limited(asked.most_document),
+        truncate=_limited(embedder, truncate, asked.most_document),
         prompt_name=prompts.named("document"),
         field=asked.field,
     )
@@ -108,20 +156,13 @@ async def _cosines(embedder: Embedder, asked: Question, deadline: float) -> Scor
     async def rows(tokens: Tokens) -> Done[Float32]:
         return await embedder.run(tokens, lambda first, rows: outputs.finish(rows, None, True), deadline=deadline)
 
-    # Together, so that they share a step.
-    try:
-        async with asyncio.TaskGroup() as group:
-            left, right = group.create_task(rows(ones)), group.create_task(rows(many))
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    one, at, values = np.concatenate(left.result().parts), 0, []
-    for part in right.result().parts:
+    left, right = await _both(rows(ones), rows(many))
+    one, at, values = np.concatenate(left.parts), 0, []
+    for part in right.parts:
         values.append(outputs.cosines(one[0] if len(one) == 1 else one[at : at + len(part)], part))
         at += len(part)
         await asyncio.sleep(0)
-    a, b = left.result().timings, right.result().timings
-    timings = Timings(a.tokenize_ms + b.tokenize_ms, max(a.queue_ms, b.queue_ms), max(a.device_ms, b.device_ms))
-    return Scores(np.concatenate(values), left.result().tokens + right.result().tokens, timings)
+    return Scores(np.concatenate(values), left.tokens + right.tokens, _joined(left.timings, right.timings))
 
 
 def order(values: Float32, top: int | None) -> list[int]:

@@ -154,7 +154,10 @@ class Tei:
         asked = _embed_tokens(request.body)
         check_model(asked.model, embedder.info.name)
         embedder.need("embed", "tokens", route=request.path)
-        tokens = embedder.every_token(await self._inputs(embedder, asked))
+        if embedder.late is None:
+            tokens = embedder.every_token(await self._inputs(embedder, asked))
+        else:
+            tokens = await self._vectors(embedder, asked)
         write = _nested(tokens, outputs.FORMS["float"])
         done: Done[bytes] = await embedder.run(tokens, write, deadline=request.deadline)
         return timed(b"[%b]" % b"".join(done.parts), done.timings, begin)
@@ -261,6 +264,13 @@ class Tei:
         texts = embedder.tokenizer.texts(sequences, skip_special=asked.skip_special_tokens is not False)
         assert len(texts) == len(batch), "one text a sequence"
         return Answer(dumps(texts))
+
+    async def _vectors(self, embedder: Embedder, asked: EmbedTokensRequest) -> Tokens:
+        """For late interaction, whose two prompts say how a text is read, not only what goes before it."""
+        role = one_of(asked.prompt_name or "document", ("query", "document"), "prompt_name")
+        inputs, flat = sort_out(asked.inputs, "inputs")
+        truncate = truncation(embedder, asked.truncate, None, asked.truncation_direction, "truncation_direction")
+        return await embedder.vectors(inputs, query=role == "query", truncate=truncate, flat=flat, field="inputs")
 
     async def _inputs(self, embedder: Embedder, asked: EmbedRequest | EmbedTokensRequest) -> Tokens:
         inputs, flat = sort_out(asked.inputs, "inputs")

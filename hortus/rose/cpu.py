@@ -100,6 +100,7 @@ class CpuEngine:
             span_tokens=tokens,
             span_cu_seqlens=ends,
         )
+        self.network.look(batch.ids, cu)
         self.network.plan(cu, cu_seqlens, batch.max_seqlen)
         rows: Float32 = self.network.forward(inputs).numpy()
         return rows

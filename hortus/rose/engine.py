@@ -15,10 +15,11 @@ import torch
 
 from hortus.config import RoseConfig
 from hortus.errors import RequestError, StartError
-from hortus.folder import ModelFolder
+from hortus.folder import ModelFolder, token_id
 from hortus.metrics import Metrics
 from hortus.rose.attention import Attention, Bias, Heads
 from hortus.rose.attention.twin import TwinAttention
+from hortus.rose.attention.unseen import Unseen
 from hortus.rose.cpu import BATCH_TOKENS, CpuEngine
 from hortus.rose.kernels import linear, twin
 from hortus.rose.kernels.compiled import few
@@ -44,11 +45,13 @@ def open_engine(folder: ModelFolder, config: RoseConfig, metrics: Metrics | None
     if config.warm is not None and device.type == "cpu":
         raise StartError(f"--warm {config.warm} captures CUDA graphs and needs a GPU; leave it out on the CPU")
     torch.set_num_threads(config.threads or usable_cores())
-    kit, attention = _kit(config, device, dtype)
+    unseen = _unseen(folder, config.kind)
+    kit, attention = _kit(config, device, dtype, unseen)
     with torch.inference_mode():
         network = build_network(
             folder, family, spec, kit, device=device, dtype=dtype, load_format=config.load_format, kind=config.kind
         )
+    network.unseen = unseen
     network.longest_matters = any(getattr(a, "longest_matters", False) for a in attention)
     describe = getattr(attention[0], "describe", lambda: "twin: plain PyTorch, the CPU's only one")
     info = ModelInfo(
@@ -102,16 +105,30 @@ def usable_cores() -> int:
     return max(cores, 1)
 
 
-def _kit(config: RoseConfig, device: torch.device, dtype: torch.dtype) -> tuple[Kit, list[Attention]]:
+def _unseen(folder: ModelFolder, kind: str) -> Unseen | None:
+    """What hides the tokens that fill a query up, for a late-interaction model that does so."""
+    expansion = folder.late.expansion if folder.late is not None and kind in ("auto", "tokens") else None
+    if expansion is None or expansion.attend:
+        return None
+    if (token := token_id(folder.transformer, expansion.token)) is None:
+        raise StartError(
+            f"{folder.transformer / 'tokenizer.json'}: has no token {expansion.token!r} to expand queries by"
+        )
+    return Unseen(token)
+
+
+def _kit(
+    config: RoseConfig, device: torch.device, dtype: torch.dtype, unseen: Unseen | None = None
+) -> tuple[Kit, list[Attention]]:
     """What the device gives a trunk, and the attention backends made through it."""
     made: list[Attention] = []
 
     def open_twin(heads: Heads, bias: Bias | None = None) -> Attention:
         made.append(TwinAttention(heads, bias))
-        return made[-1]
+        return made[-1] if unseen is None else unseen.around(made[-1], heads, bias)
 
     if device.type == "cpu":
-        short = few if dtype == torch.float32 else None
+        short = few if dtype == torch.float32 and unseen is None else None
         return Kit(ops=twin, linear=linear.swapped, attention=open_twin, few=short), made
     from hortus.rose.attention.pick import open_attention
     from hortus.rose.kernels import fused
@@ -122,7 +139,7 @@ def _kit(config: RoseConfig, device: torch.device, dtype: torch.dtype) -> tuple[
         if bias is not None:
             raise StartError("this model adds a bias to attention, which no GPU backend does; use --device cpu")
         made.append(open_attention(config.attention, heads, device=device, dtype=dtype, graph_max_tokens=limit))
-        return made[-1]
+        return made[-1] if unseen is None else unseen.around(made[-1], heads)
 
     return Kit(ops=fused, linear=linear.plain, attention=open_gpu), made
 

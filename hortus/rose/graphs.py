@@ -213,6 +213,8 @@ class Graphs:
         entry.layout.fill(host, batch)
         self._device.upload(entry.target, slot.part(at, end))
 
+        self._network.look(host[: 0 if bucketed else shape.tokens], entry.layout.cu_seqlens(host))
+
         thread = threading.get_ident()
         if how is How.CAPTURE and (thread != self._warm_thread or not self._capture(shape, entry, host)):
             # Libraries make a handle for each thread at its first call, which a capture refuses: be eager once more.

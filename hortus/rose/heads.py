@@ -73,6 +73,33 @@ class HeadPlan:
     width: int
     normalize: bool
     """Rows are to be normalised at the very end, by the gateway."""
+    kind: str = "embed"
+    """embed, or tokens."""
+
+
+def plan_tokens(folder: ModelFolder, hidden: int) -> HeadPlan:
+    """A late-interaction model's: Dense modules on every token, then always normalised. StartError names module and why.
+
+    A row is the mean of a span of one token, so that what follows is a pooled row's. The original ColBERT's projection is
+    among the trunk's weights: see modelcfg.
+    """
+    width, steps = hidden, []
+    for module in folder.modules[1:]:
+        if module.kind == "Dense":
+            dense = _dense(module, "token_embeddings")
+            if dense.inputs != width:
+                raise StartError(
+                    f"{module.path}: Dense takes {dense.inputs} values, but what comes before gives {width}"
+                )
+            steps.append(dense)
+            width = dense.outputs
+        elif module.kind == "Normalize":
+            _check_keys(module, "token_embeddings")
+        elif module.kind != "MultiVectorMask":
+            raise StartError(
+                f"{folder.path / 'modules.json'}: a {module.kind} module in a late-interaction model is not supported"
+            )
+    return HeadPlan(pooling=("mean",), steps=(*steps, None), width=width, normalize=False, kind="tokens")
 
 
 def plan_head(folder: ModelFolder, hidden: int) -> HeadPlan:
@@ -132,9 +159,9 @@ def _pooling(module: Module, folder: ModelFolder, hidden: int) -> tuple[str, ...
     return tuple(_OPS[m] for m in modes)
 
 
-def _dense(module: Module) -> DenseSpec:
+def _dense(module: Module, reads: str = "sentence_embedding") -> DenseSpec:
     config, at = module.config, module.path / "config.json"
-    _check_keys(module)
+    _check_keys(module, reads)
     for key in ("in_features", "out_features"):
         if not isinstance(config.get(key), int):
             raise StartError(f"{at}: {key} must be a whole number, not {config.get(key)!r}")
@@ -152,10 +179,10 @@ def _dense(module: Module) -> DenseSpec:
     )
 
 
-def _check_keys(module: Module) -> None:
-    """Modules may read and write other things than the pooled row; we have only that."""
+def _check_keys(module: Module, reads: str = "sentence_embedding") -> None:
+    """Modules may read and write other things than the pooled row, or each token's; we have only that."""
     for key in ("module_input_name", "module_output_name"):
-        if (value := module.config.get(key)) not in (None, "sentence_embedding"):
+        if (value := module.config.get(key)) not in (None, reads):
             raise StartError(f"{module.path / 'config.json'}: {key} {value!r} is not supported")
 
 
@@ -179,15 +206,25 @@ class Dense:
 class Head:
     """The plan with its weights, on a device."""
 
-    kind = "embed"
     labels: tuple[str, ...] = ()
 
-    def __init__(self, plan: HeadPlan, ops: ModuleType, device: torch.device, load_format: str) -> None:
-        self.plan = plan
+    def __init__(
+        self,
+        plan: HeadPlan,
+        ops: ModuleType,
+        device: torch.device,
+        load_format: str,
+        projection: Tensor | None = None,
+    ) -> None:
+        """projection: [width, hidden] of the original ColBERT, in place of the plan's Dense modules."""
+        self.plan, self.kind = plan, plan.kind
         self.width, self.normalize, self.pooling = plan.width, plan.normalize, "+".join(plan.pooling)
         self.parameters = 0
         self._ops = ops
         self._steps: list[Dense | None] = []
+        if projection is not None:
+            self._steps.append(Dense(weight=projection.float(), bias=None, activation=nn.Identity(), residual=None))
+            self.width = projection.shape[0]
         for spec in plan.steps:
             if spec is None:
                 self._steps.append(None)

@@ -14,7 +14,8 @@ from torch import Tensor
 from hortus.errors import StartError
 from hortus.folder import ModelFolder
 from hortus.rose import loader, logits
-from hortus.rose.heads import Head, plan_head
+from hortus.rose.attention.unseen import Unseen
+from hortus.rose.heads import Head, plan_head, plan_tokens
 from hortus.rose.models import Family, Kit, Spec, Trunk, Weights, find
 from hortus.rose.network import Inputs
 from hortus.types import Int32
@@ -60,6 +61,12 @@ class EmbeddingNetwork:
         self.parameters = parameters
         self.longest_matters = True
         """False when no attention backend reads max_seqlen inside a graph. Set by engine.py, read by gpu.py."""
+        self.unseen: Unseen | None = None
+        """For late interaction whose queries are filled up with tokens that the others do not see. Set by engine.py."""
+
+    def look(self, ids_cpu: Int32, cu_seqlens_cpu: Int32) -> None:
+        if self.unseen is not None:
+            self.unseen.find(ids_cpu, cu_seqlens_cpu)
 
     def plan(self, cu_seqlens_cpu: Int32, cu_seqlens: Tensor, max_seqlen: int) -> None:
         self._trunk.plan(cu_seqlens_cpu, cu_seqlens, max_seqlen)
@@ -113,6 +120,12 @@ def _head(
     if kind == "embed":
         made = Head(plan_head(folder, spec.hidden), kit.ops, device, load_format)
         return {}, lambda _: made
+    if kind == "tokens":
+        tokens = plan_tokens(folder, spec.hidden)
+        inside: dict[str, tuple[int, ...]] = {}
+        if folder.late is not None and folder.late.dim is not None:
+            inside = {"linear.weight": (folder.late.dim, spec.hidden)}
+        return inside, lambda weights: Head(tokens, kit.ops, device, load_format, weights.pop("linear.weight", None))
     if (kind == "rerank" and _writes(folder)) or (kind == "classify" and logits.answers_by_token(folder)):
         if family.language is None:
             raise StartError(

@@ -38,6 +38,9 @@ class Network(Protocol):
 
     width: int
 
+    def look(self, ids_cpu: Int32, cu_seqlens_cpu: Int32) -> None:
+        """Before plan(): the step's ids and cumulative lengths on the host; no ids where it may be captured in a graph."""
+
     def plan(self, cu_seqlens_cpu: Int32, cu_seqlens: Tensor, max_seqlen: int) -> None:
         """Host work once a batch, outside any graph (attention backends that need it)."""
 

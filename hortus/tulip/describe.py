@@ -9,6 +9,7 @@ import hashlib
 from pathlib import Path
 
 from hortus.folder import ModelFolder
+from hortus.late import METADATA
 from hortus.protocol.wire import Description, File
 from hortus.types import ModelInfo
 
@@ -23,7 +24,7 @@ def small_files(folder: ModelFolder) -> dict[str, Path]:
         file.relative_to(folder.path).as_posix(): file
         for place in sorted(places)
         if place.is_dir()
-        for file in sorted(place.glob("*.json"))
+        for file in sorted([*place.glob("*.json"), *place.glob(METADATA)])
         if not file.name.endswith(".index.json")
     }
 

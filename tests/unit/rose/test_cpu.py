@@ -26,6 +26,9 @@ class Sums:
     def __init__(self) -> None:
         self.pieces: list[list[int]] = []
 
+    def look(self, ids_cpu: Int32, cu_seqlens_cpu: Int32) -> None:
+        pass
+
     def plan(self, cu_seqlens_cpu: Int32, cu_seqlens: torch.Tensor, max_seqlen: int) -> None:
         assert max_seqlen == np.diff(cu_seqlens_cpu).max()
         self.pieces.append(np.diff(cu_seqlens_cpu).tolist())

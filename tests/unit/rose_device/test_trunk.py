@@ -30,6 +30,9 @@ class MeanOfTrunk:
         self._trunk = FAMILY.build(spec, weights, Kit(twin, plain, TwinAttention))
         self.plan = self._trunk.plan
 
+    def look(self, ids_cpu, cu_seqlens_cpu):
+        pass
+
     def forward(self, inputs):
         x = self._trunk.forward(inputs)
         if inputs.span_tokens is None:
