@@ -14,6 +14,7 @@ from gateway_server import FOLDER
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_pair import Garden, batch, garden, until
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from patience import timed
 
 from hortus import errors
 from hortus.config import LinkConfig, TulipConfig
@@ -96,6 +97,7 @@ async def test_the_scheduler_checks_what_enters_and_others_go_on(world: Garden, 
     np.testing.assert_array_equal((await good).rows, rows_of(batch(1)))
 
 
+@timed
 async def test_overload_is_told_at_once_with_its_flag(world: Garden):
     tulip = await world.tulip(tulip=TulipConfig(max_queue_tokens=9))
     tulip.engine.hold()
@@ -112,6 +114,7 @@ async def test_overload_is_told_at_once_with_its_flag(world: Garden):
     assert all(r.rows.shape == (1, 384) for r in await asyncio.gather(*waiting))
 
 
+@timed
 async def test_deadline_ends_there_and_here(world: Garden):
     tulip = await world.tulip()
     replicas = await world.replicas(tulip.address)
@@ -269,6 +272,7 @@ async def test_another_protocol_version_is_refused_by_name(world: Garden):
 # --- several replicas
 
 
+@timed
 async def test_work_is_shared_out(world: Garden):
     tulips = [await world.tulip(FakeEngine.like(FOLDER, delay_s=0.002)) for _ in range(3)]
     replicas = await world.replicas(*[t.address for t in tulips])
@@ -278,6 +282,7 @@ async def test_work_is_shared_out(world: Garden):
     assert min(run) >= 80
 
 
+@timed
 async def test_a_lost_replica_s_work_is_answered_by_another_once(world: Garden):
     a, b = [await world.tulip() for _ in range(2)]
     a.engine.hold()
@@ -466,6 +471,7 @@ async def test_a_port_in_use_is_a_start_error(world: Garden):
 # --- overload
 
 
+@timed
 async def test_goodput_stays_at_three_times_the_load_and_recovers_at_once(world: Garden):
     """Slow steps, so that the machine that runs clients, gateway and scheduler in one process is not what is measured."""
     engine = FakeEngine.like(FOLDER, delay_s=0.04)

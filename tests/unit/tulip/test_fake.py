@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patience import timed
 
 from hortus.tulip.fake import FakeEngine, fake_rows
 from hortus.types import TokenBatch
@@ -34,6 +35,7 @@ def test_rows_tell_order_length_and_types_apart():
     np.testing.assert_allclose(fake_rows(TokenBatch.of([[7]]), 3)[0], [0.283042, -0.8747519, -0.8273022], rtol=1e-5)
 
 
+@timed
 def test_steps_run_one_after_the_other():
     engine = FakeEngine(delay_s=0.03)
     begin = time.monotonic()

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
+from patience import timed
 
 from hortus.config import TulipConfig
 from hortus.errors import (
@@ -242,6 +243,7 @@ async def test_cancelled_halfway_the_rest_is_dropped():
         assert engine.steps == 2
 
 
+@timed
 async def test_deadline_is_kept_while_the_engine_is_busy():
     async with running() as (tulip, engine), busy(tulip, engine):
         begin = time.monotonic()
@@ -384,6 +386,7 @@ async def test_what_waits_when_the_engine_dies_is_answered():
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
+@timed
 async def test_a_hung_engine_is_not_waited_for_and_comes_back(asynchronous):
     engine = FakeEngine(width=WIDTH, asynchronous=asynchronous)
     async with running(engine, step_timeout_s=0.05) as (tulip, _):
@@ -496,6 +499,7 @@ async def test_drain_finishes_what_is_in():
         assert value(tulip, "dropped_sequences_total", reason="draining") == 1
 
 
+@timed
 async def test_drain_of_an_idle_scheduler_is_immediate():
     async with running() as (tulip, _):
         begin = time.monotonic()
@@ -631,6 +635,7 @@ async def bulk_beside_short(lanes: bool) -> tuple[float, float, float]:
         return float(np.percentile(latencies, 90)), done / (time.monotonic() - begin), budget * per_token_s * 1000
 
 
+@timed
 async def test_bulk_does_not_push_short_queries_beyond_two_steps_nor_starve():
     with_lanes, rate, step_ms = await bulk_beside_short(True)
     without, full_rate, _ = await bulk_beside_short(False)
