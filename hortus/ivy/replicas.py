@@ -95,10 +95,11 @@ def difference(ours: Description, theirs: Description) -> str | None:
     return None
 
 
-def changes(have: Iterable[Target], wanted: Iterable[Target]) -> tuple[set[Target], set[Target]]:
-    """(targets to add, targets to retire). Pure."""
+def changes(have: Iterable[Target], wanted: Iterable[Target], up: Iterable[Target]) -> tuple[set[Target], set[Target]]:
+    """(targets to add, targets to retire). up: those that take work now. None is retired before one that is wanted takes work: a
+    name that moves at once must not leave a gateway without a replica while it connects. Pure."""
     have, wanted = set(have), set(wanted)
-    return wanted - have, have - wanted
+    return wanted - have, have - wanted if wanted & set(up) else set()
 
 
 class Replicas:
@@ -239,7 +240,8 @@ class Replicas:
             found = await resolve(place)
             if found is not None:
                 self._known[place] = found
-        added, gone = changes(self.links, itertools.chain.from_iterable(self._known.values()))
+        up = [target for target, link in self.links.items() if link.up and not link.draining]
+        added, gone = changes(self.links, itertools.chain.from_iterable(self._known.values()), up)
         for target in added:
             link = self.links[target] = Link(target, self._config, self._metrics, self._accept)
             link.start()

@@ -87,7 +87,9 @@ def test_other_weights_or_protocol_are_refused_and_another_device_is_not():
 
 def test_changes():
     a, b, c = (Target(x, None) for x in "abc")
-    assert changes([a, b], [b, c]) == ({c}, {a})
+    assert changes([a, b], [b, c], [a, b]) == ({c}, {a})
+    assert changes([a, b], [c], [a, b]) == ({c}, set()), "nobody else takes work yet"
+    assert changes([a, b, c], [c], [a, b, c]) == (set(), {a, b})
 
 
 def test_places():
