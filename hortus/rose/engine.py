@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,9 @@ log = logging.getLogger(__name__)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+WITH_BIAS = "it adds a bias to attention scores, which no fused backend here does"
+
+
 def open_engine(folder: ModelFolder, config: RoseConfig, metrics: Metrics | None = None) -> Engine:
     """The folder's model, loaded and proved by one step. Takes seconds. Raises StartError, which says what to change."""
     device = pick_device(config.device)
@@ -53,7 +57,11 @@ def open_engine(folder: ModelFolder, config: RoseConfig, metrics: Metrics | None
         )
     network.unseen = unseen
     network.longest_matters = any(getattr(a, "longest_matters", False) for a in attention)
-    describe = getattr(attention[0], "describe", lambda: "twin: plain PyTorch, the CPU's only one")
+    network.capturable = not any(isinstance(a, TwinAttention) for a in attention)
+    if config.warm is not None and not network.capturable:
+        raise StartError(
+            f"--warm {config.warm} captures CUDA graphs, which this model has none of ({WITH_BIAS}); leave it out"
+        )
     info = ModelInfo(
         name=folder.name,
         revision=folder.revision,
@@ -67,7 +75,7 @@ def open_engine(folder: ModelFolder, config: RoseConfig, metrics: Metrics | None
         pooling=network.head.pooling,
         dtype=str(dtype).removeprefix("torch."),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        attention=describe(),
+        attention=_described(attention, device),
         parameters=network.parameters,
         batch_tokens=BATCH_TOKENS,
     )
@@ -136,12 +144,26 @@ def _kit(
     limit = config.graph_max_tokens if config.cuda_graphs else 0
 
     def open_gpu(heads: Heads, bias: Bias | None = None) -> Attention:
-        if bias is not None:
-            raise StartError("this model adds a bias to attention, which no GPU backend does; use --device cpu")
-        made.append(open_attention(config.attention, heads, device=device, dtype=dtype, graph_max_tokens=limit))
-        return made[-1] if unseen is None else unseen.around(made[-1], heads)
+        if bias is None:
+            made.append(open_attention(config.attention, heads, device=device, dtype=dtype, graph_max_tokens=limit))
+        elif config.attention in ("auto", "twin"):
+            made.append(TwinAttention(heads, bias))
+        else:
+            raise StartError(f"--attention {config.attention} cannot run this model ({WITH_BIAS}); use auto or twin")
+        return made[-1] if unseen is None else unseen.around(made[-1], heads, bias)
 
     return Kit(ops=fused, linear=linear.plain, attention=open_gpu), made
+
+
+def _described(attention: list[Attention], device: torch.device) -> str:
+    """One line for a person."""
+    if device.type == "cpu":
+        return "twin: plain PyTorch, the CPU's only one"
+    if attention and isinstance(attention[0], TwinAttention):
+        log.info("attention: twin, and no CUDA graphs: %s", WITH_BIAS)
+        return f"twin: plain PyTorch, no CUDA graphs: {WITH_BIAS}"
+    describe: Callable[[], str] = getattr(attention[0], "describe", lambda: "none") if attention else lambda: "none"
+    return describe()
 
 
 def _engine(

@@ -61,7 +61,7 @@ class GpuEngine:
         self._info = dataclasses.replace(info, batch_tokens=min(BATCH_TOKENS, piece_tokens))
         self._ring = Ring(self._device, network.width)
         rules = Rules(
-            graphs=config.cuda_graphs,
+            graphs=config.cuda_graphs and bool(getattr(network, "capturable", True)),
             max_tokens=config.graph_max_tokens,
             longest_matters=bool(getattr(network, "longest_matters", True)),
         )

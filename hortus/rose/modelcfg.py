@@ -61,6 +61,8 @@ class EmbeddingNetwork:
         self.parameters = parameters
         self.longest_matters = True
         """False when no attention backend reads max_seqlen inside a graph. Set by engine.py, read by gpu.py."""
+        self.capturable = True
+        """False when attention plans on the host before each step, which a graph's replay leaves out. As above."""
         self.unseen: Unseen | None = None
         """For late interaction whose queries are filled up with tokens that the others do not see. Set by engine.py."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+
+from safetensors.torch import load_file, save_file  # noqa: E402
 
 from hortus.config import RoseConfig  # noqa: E402
 from hortus.errors import StartError  # noqa: E402
@@ -28,6 +31,11 @@ SIZES = {
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
 MODERN = SIZES | SPECIAL | {"initializer_range": 0.2, "local_attention": 16}
 
+DEBERTA = SIZES | {
+    "relative_attention": True, "pos_att_type": "p2c|c2p", "position_buckets": 32, "share_att_key": True,
+    "norm_rel_ebd": "layer_norm", "position_biased_input": False, "max_position_embeddings": 300, "pad_token_id": 0,
+    "initializer_range": 0.2, "layer_norm_eps": 1e-7,
+}  # fmt: skip
 DECODER = SIZES | {"num_key_value_heads": 2, "max_position_embeddings": 300, "pad_token_id": 0}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -52,6 +60,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Gte",
         SIZES | {"rope_parameters": {"rope_theta": 20_000.0, "rope_type": "linear", "factor": 4.0}},
     ),
+    "deberta": ("DebertaV2", DEBERTA),
+    "deberta, matrices of its own": (
+        "DebertaV2",
+        DEBERTA | {"share_att_key": False, "norm_rel_ebd": "none", "position_biased_input": True, "type_vocab_size": 2},
+    ),
+    "deberta, no buckets": ("DebertaV2", DEBERTA | {"position_buckets": -1, "max_relative_positions": 100}),
+    "deberta, one term": ("DebertaV2", DEBERTA | {"pos_att_type": "c2p", "pooler_hidden_act": "relu"}),
+    "deberta, the other": ("DebertaV2", DEBERTA | {"pos_att_type": ["p2c"], "share_att_key": False, "legacy": False}),
     "modernbert, all layers see all": ("ModernBert", MODERN | {"global_attn_every_n_layers": 1}),
 }
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -87,10 +103,14 @@ def each(model: Any, field: str, batch: TokenBatch) -> list[Any]:
 
 
 def check(path: Path, rows: list[Any], kind: str) -> None:
-    engine = open_engine(open_folder(str(path)), RoseConfig())
+    check_rows(path, rows, kind, batch_of())
+
+
+def check_rows(path: Path, rows: list[Any], kind: str, batch: TokenBatch) -> None:
+    engine = open_engine(open_folder(str(path)), RoseConfig(threads=1))
     assert engine.info.kind == kind
     want = np.stack([row.numpy() for row in rows])
-    batch, most = batch_of(), 1e-5 * max(1.0, np.abs(want).max())
+    most = 1e-5 * max(1.0, np.abs(want).max())
     assert np.abs(engine.step(batch).result() - want).max() < most
     for lo, hi in ((0, 5), *((i, i + 1) for i in range(len(batch)))):  # few tokens may have a way of their own
         assert np.abs(engine.step(batch.slice(lo, hi)).result() - want[lo:hi]).max() < most
@@ -119,13 +139,50 @@ def test_sparse(case: str, tmp_path: Path) -> None:
         ({"layer_types": ["full_attention"]}, "layer_types must be 4 times one of full_attention, sliding_attention"),
         ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope type 'yarn'"),
         ({"hidden_activation": "xielu"}, "hidden_activation must be one of gelu, .*, not 'xielu'"),
-        ({"classifier_pooling": "max"}, "classifier_pooling must be cls or mean"),
+        ({"classifier_pooling": "max"}, "classifier_pooling 'max' is not supported; supported: cls, mean"),
         ({"num_attention_heads": 5}, "does not make 5 heads"),
     ],
 )
 def test_modernbert_refuses(change: dict[str, Any], told: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "modernbert"} | MODERN | change))
     with pytest.raises(StartError, match=told):
+        open_engine(open_folder(str(tmp_path)), RoseConfig(load_format="dummy"))
+
+
+@pytest.mark.parametrize("case", ["deberta", "mpnet", "gte", "modernbert"])
+def test_files_of_other_habits(case: str, tmp_path: Path) -> None:
+    """In shards, every name with the classifier's prefix, norms called gamma and beta where old checkpoints do."""
+    model = written(tmp_path, case, "ForSequenceClassification")
+    model.save_pretrained(tmp_path, max_shard_size="30KB")
+    (tmp_path / "model.safetensors").unlink()
+    shards = sorted(tmp_path.glob("model-*.safetensors"))
+    assert len(shards) > 2
+    if case in ("deberta", "mpnet"):
+        for shard in shards:
+            state = load_file(shard)
+            save_file({re.sub(r"(LayerNorm\.)weight", r"\1gamma", k).replace("LayerNorm.bias", "LayerNorm.beta"): v
+                       for k, v in state.items()}, shard)  # fmt: skip
+        index = tmp_path / "model.safetensors.index.json"
+        index.write_text(
+            index.read_text().replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        )
+    check(tmp_path, each(model, "logits", batch_of()), "classify")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"conv_kernel_size": 3}, "conv_kernel_size 3 is not supported"),
+        ({"embedding_size": 16}, "embedding_size 16 is not supported; supported: 32"),
+        ({"relative_attention": False}, "relative_attention must be true"),
+        ({"pos_att_type": "p2p|c2p"}, "pos_att_type 'p2p|c2p' is not supported"),
+        ({"norm_rel_ebd": "batch_norm"}, "norm_rel_ebd 'batch_norm' is not supported"),
+        ({"pooler_hidden_act": "mish"}, "pooler_hidden_act must be one of gelu, .*, not 'mish'"),
+    ],
+)
+def test_deberta_refuses(change: dict[str, Any], told: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "deberta-v2"} | DEBERTA | change))
+    with pytest.raises(StartError, match=re.escape(told) if "|" in told else told):
         open_engine(open_folder(str(tmp_path)), RoseConfig(load_format="dummy"))
 
 

@@ -33,8 +33,11 @@ class Heads:
 
 
 class Bias(Protocol):
-    def __call__(self, length: int) -> Tensor:
-        """What is added to a sequence's scores: [heads, length, length], query by key."""
+    def __call__(self, q: Tensor, k: Tensor, first: int) -> Tensor:
+        """What is added to the scores of some sequences of one length: [n or 1, heads, queries, keys].
+
+        q: [n, heads, queries, head_dim], the tokens from `first` on; k: [n, heads, keys, head_dim], all tokens.
+        """
 
 
 class AttentionFactory(Protocol):

@@ -16,6 +16,9 @@ from torch import Tensor
 from hortus.rose.attention import Bias, Heads
 from hortus.types import Int32
 
+MOST_BIASES = 1 << 24
+"""Most values of a bias at a time: long sequences take their queries in parts."""
+
 
 class TwinAttention:
     name = "twin"
@@ -26,13 +29,11 @@ class TwinAttention:
         self._runs: list[tuple[int, int, int]] = []
         """(first token, sequences, length) of each run of equal lengths; empty sequences left out."""
         self._masks: dict[int, Tensor] = {}
-        """length -> window mask, or bias, for this batch."""
+        """length -> window mask for this batch."""
 
     def plan(self, cu_seqlens_cpu: Int32, cu_seqlens: Tensor, max_seqlen: int) -> None:
         self._runs = runs(cu_seqlens_cpu.tolist())
         self._masks = {}
-        if self._bias is not None:
-            self._masks = {length: self._bias(length) for length in {length for _, _, length in self._runs}}
         if (window := self._heads.window) is not None:
             for _, _, length in self._runs:
                 if length not in self._masks:
@@ -58,11 +59,26 @@ class TwinAttention:
         q, k, v = (t.view(n, length, -1, h.head_dim).transpose(1, 2) for t in (q, k, v))  # [n, heads, length, d]
         if h.kv_heads != h.heads:
             k, v = (t.repeat_interleave(h.heads // h.kv_heads, 1) for t in (k, v))
-        mask = self._masks.get(length)
-        out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=h.causal and mask is None, scale=h.scale
-        )
+        if self._bias is None:
+            mask = self._masks.get(length)
+            out = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=h.causal and mask is None, scale=h.scale
+            )
+        else:
+            out = self._biased(self._bias, q, k, v)
         return out.transpose(1, 2).reshape(n * length, h.heads, h.head_dim)
+
+    def _biased(self, bias: Bias, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """[n, heads, length, d], and so the result."""
+        n, heads, length, _ = q.shape
+        some = max(1, MOST_BIASES // (n * heads * length))
+        parts = []
+        for first in range(0, length, some):
+            part = q[:, :, first : first + some]
+            parts.append(
+                F.scaled_dot_product_attention(part, k, v, attn_mask=bias(part, k, first), scale=self._heads.scale)
+            )
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
 
 def runs(cu: list[int]) -> list[tuple[int, int, int]]:

@@ -68,7 +68,7 @@ class UnseenAttention:
         self._runs = found
 
     def _mask(self, keys: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """[n, 1 or heads, length, length] float32, 0 or the bias where a query sees a key, -inf elsewhere; and
+        """[n, 1, length, length] float32, 0 where a query sees a key, -inf elsewhere; and
         [n, 1, length, 1], the queries that see none: a window may end before the filled places. keys: [n]."""
         h, at = self._heads, torch.arange(length, device=keys.device)
         gap = at[:, None] - at[None, :]
@@ -77,9 +77,8 @@ class UnseenAttention:
             sees = sees & (gap >= 0)
         if h.window is not None:
             sees = sees & (gap.abs() <= h.window)
-        base = torch.zeros(1, device=keys.device) if self._bias is None else self._bias(length)
         sees = sees.expand(-1, -1, length, -1)
-        return torch.where(sees, base, -torch.inf), ~sees.any(-1, keepdim=True)
+        return torch.where(sees, 0.0, -torch.inf), ~sees.any(-1, keepdim=True)
 
     def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if self._runs is None:
@@ -90,7 +89,10 @@ class UnseenAttention:
             a, b, c = (t[start:end].reshape(n, length, -1, h.head_dim).transpose(1, 2) for t in (q, k, v))
             if h.kv_heads != h.heads:
                 b, c = (t.repeat_interleave(h.heads // h.kv_heads, 1) for t in (b, c))
-            y = F.scaled_dot_product_attention(a, b, c, attn_mask=mask.to(q.dtype), scale=h.scale)
+            mask = mask.to(q.dtype)
+            if self._bias is not None:
+                mask = mask + self._bias(a, b, 0)
+            y = F.scaled_dot_product_attention(a, b, c, attn_mask=mask, scale=h.scale)
             y = y.masked_fill(blind, 0.0)  # as the reference has it, whatever the kernel makes of a row of -inf
             out[start:end] = y.transpose(1, 2).reshape(n * length, h.heads, h.head_dim)
         return out

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hortus.rose.attention import Bias, Heads
+from hortus.rose.attention import Heads
+from hortus.rose.attention.relative import DistanceBias
 from hortus.rose.kernels import few as calls
 from hortus.rose.kernels.few import Few, LayerWeights
 from hortus.types import Int32
@@ -55,7 +56,7 @@ def library() -> ctypes.CDLL | None:
     return found
 
 
-def few(layers: list[LayerWeights], heads: Heads, eps: float, activation: str, bias: Bias | None = None) -> Few:
+def few(layers: list[LayerWeights], heads: Heads, eps: float, activation: str, bias: DistanceBias | None = None) -> Few:
     """See few.FewFactory."""
     long = calls.few(layers, heads, eps, activation, bias)
     library_ = library()

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hortus.rose.attention import Bias, Heads
+from hortus.rose.attention import Heads
+from hortus.rose.attention.relative import DistanceBias
 from hortus.rose.kernels.linear import ACTIVATIONS, IN_PLACE, columns
 from hortus.types import Int32
 
@@ -44,12 +45,12 @@ class Few(Protocol):
 
 class FewFactory(Protocol):
     def __call__(
-        self, layers: list[LayerWeights], heads: Heads, eps: float, activation: str, bias: Bias | None = None
+        self, layers: list[LayerWeights], heads: Heads, eps: float, activation: str, bias: DistanceBias | None = None
     ) -> Few:
         """The weights are kept, not copied."""
 
 
-def few(layers: list[LayerWeights], heads: Heads, eps: float, activation: str, bias: Bias | None = None) -> Few:
+def few(layers: list[LayerWeights], heads: Heads, eps: float, activation: str, bias: DistanceBias | None = None) -> Few:
     """See FewFactory. float32; bidirectional attention without a window, as many key heads as query heads."""
     n, d, scale = heads.heads, heads.head_dim, heads.scale
     hidden = n * d
@@ -74,7 +75,7 @@ def few(layers: list[LayerWeights], heads: Heads, eps: float, activation: str, b
             x = torch.cat([x, x.new_zeros(t - real, hidden)])
         new, hidden_from = x.new_empty, _mask(cu_seqlens_cpu, t)
         if bias is not None:  # by distance in the packed row, which within a sequence is the distance
-            hidden_from = hidden_from + bias(t)
+            hidden_from = hidden_from + bias.between(t)[0]
         qkv, a, z, u = new(3 * hidden, t), new(hidden, t), new(hidden, t), new(inner, t)
         scores, shares, summed = new(n, t, t), new(n, t, t), new(t, hidden)
         q, k, v = qkv.view(3, n, d, t).unbind(0)

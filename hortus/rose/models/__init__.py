@@ -37,6 +37,7 @@ from hortus.types import Int32
 _FILES = {
     "bert": "bert",
     "camembert": "bert",
+    "deberta-v2": "deberta",
     "distilbert": "bert",
     "gemma": "gemma",
     "gemma3_text": "gemma",
@@ -45,6 +46,7 @@ _FILES = {
     "mistral": "llama",
     "modernbert": "modernbert",
     "mpnet": "bert",
+    "new": "rotary_bert",
     "nomic_bert": "rotary_bert",
     "roberta": "bert",
     "xlm-roberta": "bert",

@@ -18,6 +18,8 @@ from hortus.rose.engine import open_engine, pick_device, pick_dtype, usable_core
 from hortus.rose.loader import canonical, dummy_weights  # noqa: E402
 from hortus.rose.modelcfg import read_spec  # noqa: E402
 from hortus.rose.models import bert  # noqa: E402
+from hortus.rose.models.encoder import Encoder  # noqa: E402
+from hortus.rose.models.encoder_spec import EncoderSpec  # noqa: E402
 from hortus.types import TokenBatch  # noqa: E402
 
 BERT: dict[str, Any] = {
@@ -76,7 +78,7 @@ def test_a_failing_first_step_does_not_start(folder: Path, monkeypatch: pytest.M
     def fail(*_: Any) -> None:
         raise RuntimeError("no kernel for this machine")
 
-    monkeypatch.setattr(bert.Bert, "forward", fail)
+    monkeypatch.setattr(Encoder, "forward", fail)
     with pytest.raises(StartError, match=r"the first step failed: .*no kernel"):
         open_engine(open_folder(str(folder)), RoseConfig(load_format="dummy", device="cpu"))
 
@@ -88,12 +90,12 @@ def test_a_failing_first_step_does_not_start(folder: Path, monkeypatch: pytest.M
         ({"model_type": None}, "no model_type"),
         ({"position_embedding_type": "relative_key"}, "relative_key"),
         ({"is_decoder": True}, "is_decoder"),
-        ({"hidden_act": "tanh"}, "activation 'tanh'"),
-        ({"hidden_size": 9}, "not a multiple of 2 heads"),
+        ({"hidden_act": "tanh"}, "hidden_act must be one of gelu, .*, not 'tanh'"),
+        ({"hidden_size": 9}, "hidden size 9 does not make 2 heads"),
         ({"hidden_act": ["gelu"]}, "a value that cannot be read"),
         ({"layer_norm_eps": "x"}, "a value that cannot be read"),
         ({"layer_norm_eps": None}, "a value that cannot be read"),
-        ({"vocab_size": "many"}, "vocab_size must be a whole number, not 'many'"),
+        ({"vocab_size": "many"}, "vocab_size must be a whole number from 1, not 'many'"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
     ],
 )
@@ -104,7 +106,7 @@ def test_refused_configs(change: dict[str, Any], told: str) -> None:
 
 def test_roberta_positions_start_after_padding() -> None:
     _, spec = read_spec(BERT | {"model_type": "xlm-roberta", "pad_token_id": 1})
-    assert isinstance(spec, bert.BertSpec)
+    assert isinstance(spec, EncoderSpec)
     assert spec.first_position == 2
 
 

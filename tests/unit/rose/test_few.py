@@ -16,6 +16,8 @@ from hortus.rose.cpu import positions  # noqa: E402
 from hortus.rose.kernels import compiled, few, linear, twin  # noqa: E402
 from hortus.rose.kernels.few import FEW_TOKENS, FewFactory  # noqa: E402
 from hortus.rose.models import Kit, bert  # noqa: E402
+from hortus.rose.models.encoder import Encoder  # noqa: E402
+from hortus.rose.models.encoder_spec import shapes  # noqa: E402
 from hortus.rose.network import Inputs  # noqa: E402
 
 PLAIN = Kit(ops=twin, linear=linear.plain, attention=TwinAttention)
@@ -31,7 +33,7 @@ def way(request: pytest.FixtureRequest) -> FewFactory:
     return compiled.few
 
 
-def both(config: dict[str, Any], way: FewFactory) -> tuple[bert.Bert, bert.Bert]:
+def both(config: dict[str, Any], way: FewFactory) -> tuple[Encoder, Encoder]:
     """The trunk of one config and one set of random weights, layer by layer and by `few`."""
     spec = bert.spec_from_config(
         {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
@@ -39,12 +41,12 @@ def both(config: dict[str, Any], way: FewFactory) -> tuple[bert.Bert, bert.Bert]
         | config
     )
     torch.manual_seed(0)
-    made = {name: torch.randn(size) * (0.2 if len(size) == 2 else 0.5) for name, size in bert.shapes(spec).items()}
+    made = {name: torch.randn(size) * (0.2 if len(size) == 2 else 0.5) for name, size in shapes(spec).items()}
     fast = dataclasses.replace(PLAIN, few=way)
-    return bert.Bert(spec, dict(made), PLAIN), bert.Bert(spec, dict(made), fast)
+    return Encoder(spec, dict(made), PLAIN), Encoder(spec, dict(made), fast)
 
 
-def run(trunk: bert.Bert, lengths: list[int]) -> torch.Tensor:
+def run(trunk: Encoder, lengths: list[int]) -> torch.Tensor:
     cu = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     ids = torch.from_numpy(np.random.default_rng(0).integers(0, 50, int(cu[-1])).astype(np.int32))
     trunk.plan(cu, torch.from_numpy(cu), max(lengths))

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 import numpy as np  # noqa: E402
 
-from hortus.rose.attention import Heads  # noqa: E402
+from hortus.rose.attention import Heads, disentangled, relative  # noqa: E402
 from hortus.rose.attention.twin import TwinAttention, runs  # noqa: E402
 from hortus.rose.kernels import linear, twin  # noqa: E402
 
@@ -54,6 +54,46 @@ def test_attention(lengths: list[int], kv: int, causal: bool, window: int | None
                 score = torch.stack([q[i, h] @ k[j, h * kv // 4] for j in see]) / math.sqrt(8)
                 want = score.softmax(0) @ torch.stack([v[j, h * kv // 4] for j in see])
                 torch.testing.assert_close(got[i, h], want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["learned", "alibi", "disentangled"])
+def test_a_bias_on_scores(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every score by its own distance; and the same when a long sequence takes its queries in parts."""
+    torch.manual_seed(0)
+    lengths, d = [5, 5, 1, 12, 9], 8
+    cu = cu_of(lengths)
+    q, k, v = torch.randn(int(cu[-1]), 3, 3, d).unbind(1)
+    table, ids = torch.randn(32, 3), relative.buckets(torch.arange(-15, 16), 32)  # key minus query
+    rows, at = torch.randn(2, 3, 8, d), disentangled.buckets(16, 4, 12, torch.device("cpu"))  # query minus key
+
+    def wanted(h: int, i: int, j: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if kind == "learned":
+            return table[ids[j - i + 15], h]
+        if kind == "alibi":
+            return torch.tensor(-relative.slopes(3)[h] * abs(j - i))
+        return 0.25 * (x @ rows[0, h, at[i - j + 15]] + y @ rows[1, h, at[i - j + 15]])
+
+    bias = {
+        "learned": lambda: relative.learned(table, 16),
+        "alibi": lambda: relative.alibi(3, 16, device=torch.device("cpu"), dtype=torch.float32),
+        "disentangled": lambda: disentangled.DisentangledBias(rows[0], rows[1], at, 0.25),
+    }[kind]()
+    attention = TwinAttention(Heads(heads=3, kv_heads=3, head_dim=d, scaled=0.25), bias)
+    for most in (1 << 24, 3 * 12 * 5, 1):
+        monkeypatch.setattr("hortus.rose.attention.twin.MOST_BIASES", most)
+        monkeypatch.setattr("hortus.rose.attention.relative.KEPT", most)
+        attention.plan(cu, torch.from_numpy(cu), 12)
+        got = attention.run(q, k, v)
+        for a, b in itertools.pairwise(cu.tolist()):
+            for h, i in itertools.product(range(3), range(a, b)):
+                scores = [q[i, h] @ k[j, h] * 0.25 + wanted(h, i, j, q[i, h], k[j, h]) for j in range(a, b)]
+                torch.testing.assert_close(got[i, h], torch.stack(scores).softmax(0) @ v[a:b, h], rtol=1e-5, atol=1e-6)
+
+
+def test_slopes_are_the_authors() -> None:
+    assert relative.slopes(8) == [2.0**-n for n in range(1, 9)]
+    assert relative.slopes(12)[8:] == [2.0**-0.5, 2.0**-1.5, 2.0**-2.5, 2.0**-3.5]
+    assert relative.slopes(1) == [2.0**-8]
 
 
 @pytest.mark.parametrize("mode", ["mean", "cls", "last", "max", "mean_sqrt_len", "weightedmean"])

@@ -1,6 +1,7 @@
 """A real trunk through the engine: padding rows and slots change no row."""
 
 import numpy as np
+import pytest
 import torch
 from fake_device import FakeDevice, random_batch
 
@@ -11,7 +12,7 @@ from hortus.rose.cpu import CpuEngine
 from hortus.rose.gpu import GpuEngine
 from hortus.rose.kernels import twin
 from hortus.rose.kernels.linear import plain
-from hortus.rose.models import Kit
+from hortus.rose.models import Kit, find
 from hortus.rose.models.qwen3 import FAMILY
 from hortus.rose.network import Inputs
 from hortus.types import ModelInfo
@@ -76,3 +77,39 @@ def test_spans_are_the_cpu_engine_s():
         batch = random_batch(rng, lengths, spans=True)
         batch.ids[:] %= SHAPE.vocab
         np.testing.assert_allclose(gpu.step(batch).result(), cpu.step(batch).result(), atol=1e-5)
+
+
+ENCODERS = {
+    "mpnet": {},
+    "bert": {"position_embedding_type": "alibi", "feed_forward_type": "geglu"},
+    "deberta-v2": {"relative_attention": True, "pos_att_type": "c2p|p2c", "share_att_key": True, "position_buckets": 8},
+}
+
+
+class MeanOfEncoder(MeanOfTrunk):
+    width, capturable = 32, False
+
+    def __init__(self, model_type):
+        sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+        sizes |= {"vocab_size": 50, "max_position_embeddings": 120, "model_type": model_type}
+        family = find(model_type)
+        spec = family.spec_from_config(sizes | ENCODERS[model_type])
+        torch.manual_seed(0)
+        weights = {name: torch.randn(shape) * 0.2 for name, shape in family.shapes(spec).items()}
+        self._trunk = family.build(spec, weights, Kit(twin, plain, TwinAttention))
+        self.plan = self._trunk.plan
+
+
+@pytest.mark.parametrize("model_type", ENCODERS)
+def test_a_bias_on_scores_is_planned_anew_for_each_step(model_type):
+    """Equal shapes again and again, of other lengths: a graph would replay the first step's."""
+    network = MeanOfEncoder(model_type)
+    info = ModelInfo(name="t", width=32, max_tokens=110, vocab_size=50)
+    gpu = GpuEngine(network, info, RoseConfig(), device=Now(), piece_tokens=512)
+    cpu = CpuEngine(network, info)
+    rng = np.random.default_rng(0)
+    for lengths in ([60], [62], [1], [64], [30, 2], [20, 12], [7, 25], [110] * 3, [90, 100, 110, 1]):
+        batch = random_batch(rng, lengths)
+        batch.ids[:] %= 50
+        np.testing.assert_allclose(gpu.step(batch).result(), cpu.step(batch).result(), atol=1e-5)
+    assert len(gpu._graphs) == 0

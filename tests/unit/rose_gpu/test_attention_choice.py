@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 import torch
 
+from hortus.config import RoseConfig
 from hortus.errors import StartError
 from hortus.rose.attention import Heads, fa4, flashinfer, varlen
 from hortus.rose.attention.choose import Gpu, choose
 from hortus.rose.attention.measured import TABLE, Row
 from hortus.rose.attention.pick import Picked, allowed, refusals
+from hortus.rose.attention.relative import alibi
+from hortus.rose.attention.twin import TwinAttention
+from hortus.rose.engine import _described, _kit
 
 H200 = Gpu("NVIDIA H200", (9, 0))
 QWEN = Heads(heads=16, kv_heads=8, head_dim=128)
@@ -82,7 +86,7 @@ def test_what_may_run():
         allowed("flashinfer_fa2", every, 4096)
     with pytest.raises(StartError, match="--attention twin"):
         allowed("twin", every, 4096)
-    with pytest.raises(StartError, match="--attention fa4 cannot run here: it needs bfloat16"):
+    with pytest.raises(StartError, match=r"--attention fa4 cannot run here: it needs bfloat16"):
         allowed("fa4", none, 0)
 
 
@@ -119,3 +123,16 @@ def test_picked_takes_the_tables_choice_a_step():
     assert "H200" in picked.describe()
     with pytest.raises(AssertionError, match="every row belongs to a sequence"):
         picked.run(q[1:], q, q)
+
+
+def test_a_bias_on_scores_is_the_twins_on_a_gpu_too():
+    device, heads = torch.device("cuda"), Heads(heads=2, kv_heads=2, head_dim=8)
+    bias = alibi(2, 300, device=torch.device("cpu"), dtype=torch.float32)
+    for wanted in ("auto", "twin"):
+        kit, made = _kit(RoseConfig(attention=wanted), device, torch.bfloat16)
+        assert isinstance(kit.attention(heads, bias), TwinAttention)
+        assert len(made) == 1
+        assert "no CUDA graphs" in _described(made, device)
+    kit, _ = _kit(RoseConfig(attention="fa4"), device, torch.bfloat16)
+    with pytest.raises(StartError, match=r"--attention fa4 cannot run this model .*adds a bias.*use auto or twin"):
+        kit.attention(heads, bias)

@@ -13,7 +13,17 @@ ROOT = Path(__file__).parents[3]
 def test_fused_kernels_agree_with_their_twins_under_the_interpreter():
     # A process of its own: Triton reads the variable once, when it is imported.
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/gpu/test_kernels.py"],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            "-p",
+            "no:cacheprovider",
+            "tests/gpu/test_kernels.py",
+            "tests/gpu/test_encoders.py",
+        ],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,

@@ -1,0 +1,153 @@
+"""DeBERTa v2 and v3: BERT's blocks, with attention that looks at what a token is and how far away it is apart from each other.
+
+He et al., arXiv 2006.03654, 2111.09543; transformers' DebertaV2Model for the details. Each layer multiplies one table of
+distances by its own matrices once, when the model is opened; see attention/disentangled.py for the scores.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from hortus.rose.attention import Bias
+from hortus.rose.attention.disentangled import DisentangledBias, buckets
+from hortus.rose.models import Step, Weights
+from hortus.rose.models.encoder import family, vocabulary
+from hortus.rose.models.encoder_spec import EncoderSpec, Names
+from hortus.rose.models.reading import Config
+
+NAMES = Names(
+    qkv=("attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj"),
+    out="attention.output.dense",
+    attention_norm=("attention.output.LayerNorm",),
+    up=("intermediate.dense",),
+    down="output.dense",
+    mlp_norm="output.LayerNorm",
+)
+_TABLE, _NORM = "encoder.rel_embeddings", "encoder.LayerNorm"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disentangled:
+    """The scores' two further terms."""
+
+    terms: tuple[str, ...]
+    """c2p: what a query says of a distance; p2c: what a distance says of a key."""
+    shared: bool
+    """Distances go through the matrices that make the layer's keys and queries, not through their own."""
+    normed: bool
+    """The table is normed first."""
+    count: int
+    """Buckets to each side; 0: a row for each distance."""
+    furthest: int
+
+    def shapes(self, spec: EncoderSpec) -> dict[str, tuple[int, ...]]:
+        h = spec.hidden
+        found: dict[str, tuple[int, ...]] = {_TABLE + ".weight": (2 * (self.count or self.furthest), h)}
+        if self.normed:
+            found |= {_NORM + ".weight": (h,), _NORM + ".bias": (h,)}
+        for n in range(spec.layers if not self.shared else 0):
+            for term in self.terms:
+                name = self._matrix(spec, n, term)
+                found |= {name + ".weight": (h, h), name + ".bias": (h,)}
+        return found
+
+    def biases(self, spec: EncoderSpec, weights: Weights, *, longest: int) -> list[Bias]:
+        table, h = weights.pop(_TABLE + ".weight"), spec.heads
+        if self.normed:
+            table = F.layer_norm(
+                table, (spec.hidden,), weights.pop(_NORM + ".weight"), weights.pop(_NORM + ".bias"), spec.eps
+            )
+        bucket = buckets(longest, self.count, self.furthest, table.device)
+
+        def through(n: int, term: str) -> Tensor | None:
+            """[heads, rows, head_dim]"""
+            if term not in self.terms:
+                return None
+            name = self._matrix(spec, n, term)
+            take = weights.__getitem__ if self.shared else weights.pop
+            rows = F.linear(table, take(name + ".weight"), take(name + ".bias"))
+            return rows.view(len(rows), h.heads, h.head_dim).transpose(0, 1)
+
+        return [DisentangledBias(through(n, "c2p"), through(n, "p2c"), bucket, h.scale) for n in range(spec.layers)]
+
+    def _matrix(self, spec: EncoderSpec, n: int, term: str) -> str:
+        own = {"c2p": "attention.self.pos_key_proj", "p2c": "attention.self.pos_query_proj"}
+        same = {"c2p": spec.names.qkv[1], "p2c": spec.names.qkv[0]}
+        return f"{spec.names.layer}{n}.{(same if self.shared else own)[term]}"
+
+
+def spec_from_config(config: dict[str, Any]) -> EncoderSpec:
+    """config.json -> EncoderSpec; StartError names the key at fault. Defaults are transformers'."""
+    read = Config(config)
+    hidden, eps = read.whole("hidden_size"), float(config.get("layer_norm_eps", 1e-7))
+    read.only(
+        {
+            "conv_kernel_size": 0,
+            "embedding_size": hidden,
+            "pooler_hidden_size": hidden,
+            "attention_head_size": hidden // max(1, read.whole("num_attention_heads")),
+        }
+    )
+    if config.get("relative_attention") is not True:
+        raise read.wrong("relative_attention must be true: without it nothing is disentangled")
+    said = config.get("pos_att_type") or ()
+    terms = tuple(t.strip() for t in (said.lower().split("|") if isinstance(said, str) else said))
+    if not terms or not set(terms) <= {"c2p", "p2c"}:
+        raise read.wrong(f"pos_att_type {said!r} is not supported; supported: c2p, p2c, or both")
+    heads = read.heads(hidden, read.whole("num_attention_heads"))
+    heads = dataclasses.replace(heads, scaled=1 / math.sqrt(heads.head_dim * (1 + len(set(terms)))))
+    positions = read.whole("max_position_embeddings", 512)
+    furthest, count = config.get("max_relative_positions", -1), config.get("position_buckets", -1)
+    how = read.one_of("norm_rel_ebd", "none", ("none", "layer_norm"))
+    act = read.activation("hidden_act")
+    square = Step(name="pooler.dense", inputs=hidden, outputs=hidden, activation=read.activation("pooler_hidden_act"))
+    if read.flag("legacy", True):
+        at, decoder, bias = "cls.predictions.transform.", "cls.predictions.decoder", "cls.predictions.bias"
+    else:
+        at, decoder, bias = "lm_predictions.lm_head.", NAMES.word, "lm_predictions.lm_head.bias"
+    tied = read.flag("tie_word_embeddings", True) or not read.flag("legacy", True)
+    step = Step(name=at + "dense", inputs=hidden, outputs=hidden, activation=act, norm=at + "LayerNorm", eps=eps)
+    return EncoderSpec(
+        model_type=read.kind,
+        names=NAMES,
+        hidden=hidden,
+        layers=read.whole("num_hidden_layers", least=0),
+        intermediate=read.whole("intermediate_size"),
+        vocab=read.whole("vocab_size"),
+        heads=heads,
+        eps=eps,
+        activation=act,
+        positions=positions,
+        first_position=0 if read.flag("position_biased_input", True) else None,
+        segments=read.whole("type_vocab_size", 0, least=0),
+        scores=Disentangled(
+            terms=terms,
+            shared=read.flag("share_att_key", False),
+            normed=how == "layer_norm",
+            count=max(int(count), 0),
+            furthest=int(furthest) if int(furthest) > 0 else positions,
+        ),
+        classifier=(square,),
+        vocabulary=vocabulary(step, NAMES.word, decoder, bias, tied=tied),
+    )
+
+
+FAMILY = family(
+    spec_from_config,
+    prefixes=("deberta.",),
+    renames=(("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")),
+    ignored=(
+        r"pooler\..*",
+        r"classifier\..*",
+        r"cls\..*",
+        r"(lm|mask)_predictions\..*",
+        r"embeddings\.position_(ids|embeddings\.weight)",
+        r"embeddings\.(word|position)_embeddings\._weight",  # of the authors' own training, never read
+    ),
+)

@@ -1,0 +1,278 @@
+"""One encoder for all that are built like BERT: what differs between them is data (encoder_spec.py), and this runs it.
+
+    x = norm(word [+ position] [+ segment])
+    norm after (BERT's):    x = norm(x + attention(x));  x = norm(x + mlp(x))
+    norm before (prenorm):  x = x + attention(norm(x));  x = x + mlp(norm(x));  a final norm
+
+Positions are a learned table, rotary (each kind of layer its own), a bias on scores (a Scores), or several of these. Does
+not know files, devices or batches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hortus.rose.attention import Attention, Bias
+from hortus.rose.attention.relative import DistanceBias
+from hortus.rose.kernels.few import FEW_TOKENS, Few, LayerWeights
+from hortus.rose.kernels.linear import ACTIVATIONS, Linear
+from hortus.rose.models import Classifier, Family, Kit, Step, Vocabulary, Weights
+from hortus.rose.models.encoder_spec import ALL, EncoderSpec, shapes
+from hortus.rose.models.rotary import rotary_tables
+from hortus.rose.network import Inputs
+from hortus.types import Int32
+
+Pair = tuple[Tensor, Tensor | None]
+"""Weight and bias, of a matrix or of a norm."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    """One block's tensors. Matrices that read the same input are one."""
+
+    qkv: Pair
+    qk_norm: tuple[Pair, ...]
+    out: Pair
+    attention_norm: tuple[Pair, ...]
+    up: Pair
+    down: Pair
+    mlp_norm: Pair
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layer:
+    """One block, ready to run."""
+
+    qkv: Callable[[Tensor, Any], Tensor]
+    """(input, the step's angles) -> q, k and v, [T, 3 hidden], normed and turned."""
+    windowed: bool
+    attention: Attention
+    out: Linear
+    attention_norm: tuple[Pair, ...]
+    mlp: Callable[[Tensor], Tensor]
+    mlp_norm: Pair
+
+
+class Encoder:
+    """The trunk."""
+
+    def __init__(self, spec: EncoderSpec, weights: Weights, kit: Kit) -> None:
+        self._spec, self._ops, names = spec, kit.ops, spec.names
+        self._word = weights.pop(names.word + ".weight")
+        self._position = None
+        if spec.first_position is not None:
+            self._position = weights.pop(names.position + ".weight")[spec.first_position :].contiguous()
+        self._segment = weights.pop(names.segment + ".weight") if spec.segments else None
+        # Nearly every batch is of one segment: then its embedding is part of the position's.
+        self._position_first_segment = None
+        if self._position is not None and self._segment is not None:
+            self._position_first_segment = self._position + self._segment[0]
+        self._norm = _taken(weights, names.norm)
+        self._final_norm = None if names.final_norm is None else _taken(weights, names.final_norm)
+        windowed = spec.windowed or (False,) * spec.layers
+        self._rotary = {
+            which: kit.ops.Rotary(*rotary_tables(rope, spec.heads.head_dim, spec.positions, self._word.device))
+            for which, rope in zip((False, True), spec.rope, strict=False)
+            if which in windowed
+        }
+        # What a device fills a step up with is a sequence too, of up to 255 tokens.
+        biases = spec.scores.biases(spec, weights, longest=max(spec.positions, 256)) if spec.scores else []
+        attention = _attentions(spec, kit, windowed, biases)
+        self._attention = list(dict.fromkeys(attention))
+        blocks = [_block(spec, weights, n) for n in range(spec.layers)]
+        self._few = _few(spec, kit, blocks, biases)
+        self._layers = [
+            Layer(
+                qkv=_qkv(spec, kit, block, self._rotary.get(windowed[n])),
+                windowed=windowed[n],
+                attention=attention[n],
+                out=kit.linear(*block.out),
+                attention_norm=block.attention_norm,
+                mlp=_mlp(spec, kit, block),
+                mlp_norm=block.mlp_norm,
+            )
+            for n, block in enumerate(blocks)
+        ]
+        self._cu_seqlens_cpu: Int32 | None = None
+
+    def plan(self, cu_seqlens_cpu: Int32, cu_seqlens: Tensor, max_seqlen: int) -> None:
+        self._cu_seqlens_cpu = cu_seqlens_cpu
+        for attention in self._attention:
+            attention.plan(cu_seqlens_cpu, cu_seqlens, max_seqlen)
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """[T, hidden] after the last block, and the final norm where there is one."""
+        x = self._embedded(inputs)
+        if self._few is not None and self._cu_seqlens_cpu is not None and len(x) <= FEW_TOKENS:
+            return self._few(x, self._cu_seqlens_cpu)
+        angles = {windowed: rotary.at(inputs.positions) for windowed, rotary in self._rotary.items()}
+        block = self._norm_before if self._spec.prenorm else self._norm_after
+        for layer in self._layers:
+            x = block(layer, x, angles.get(layer.windowed))
+        return x if self._final_norm is None else self._normed(x, self._final_norm)
+
+    def _embedded(self, inputs: Inputs) -> Tensor:
+        position, segment, types = self._position, self._segment, inputs.token_types
+        if types is None and self._position_first_segment is not None:
+            position, segment = self._position_first_segment, None
+        if segment is None:
+            types = None
+        x: Tensor = self._ops.embed_layer_norm(
+            inputs.ids, inputs.positions, types, self._word, position, segment, *self._norm, self._spec.eps
+        )
+        return x
+
+    def _norm_after(self, layer: Layer, x: Tensor, angles: Any) -> Tensor:
+        y = layer.out(self._attend(layer, x, angles))
+        for norm in layer.attention_norm:
+            y = self._ops.add_layer_norm(y, x, *norm, self._spec.eps)
+        z: Tensor = self._ops.add_layer_norm(layer.mlp(y), y, *layer.mlp_norm, self._spec.eps)
+        return z
+
+    def _norm_before(self, layer: Layer, x: Tensor, angles: Any) -> Tensor:
+        y = self._normed(x, layer.attention_norm[0]) if layer.attention_norm else x
+        x = x + layer.out(self._attend(layer, y, angles))
+        return x + layer.mlp(self._normed(x, layer.mlp_norm))
+
+    def _attend(self, layer: Layer, x: Tensor, angles: Any) -> Tensor:
+        h = self._spec.heads
+        qkv = layer.qkv(x, angles).contiguous().view(-1, 3 * h.heads, h.head_dim)
+        q, k, v = torch.split(qkv, h.heads, 1)
+        return layer.attention.run(q, k, v).flatten(1)
+
+    def _normed(self, x: Tensor, norm: Pair) -> Tensor:
+        return F.layer_norm(x, (self._spec.hidden,), *norm, self._spec.eps)
+
+
+def _attentions(spec: EncoderSpec, kit: Kit, windowed: tuple[bool, ...], biases: list[Bias]) -> list[Attention]:
+    """Each layer's; those that are alike are one."""
+    kinds = {False: spec.heads, True: dataclasses.replace(spec.heads, window=spec.window)}
+    wanted: list[tuple[bool, Bias | None]] = [(w, biases[n] if biases else None) for n, w in enumerate(windowed)]
+    made = {key: kit.attention(kinds[key[0]], key[1]) for key in dict.fromkeys(wanted)}
+    return [made[key] for key in wanted]
+
+
+def _block(spec: EncoderSpec, weights: Weights, n: int) -> Block:
+    """Block n, taken out of `weights`."""
+    names, at = spec.names, f"{spec.names.layer}{n}."
+    return Block(
+        qkv=_taken(weights, *(at + name for name in names.qkv)),
+        qk_norm=tuple(_taken(weights, at + name) for name in names.qk_norm),
+        out=_taken(weights, at + names.out),
+        attention_norm=tuple(_taken(weights, at + name) for name in spec.attention_norm(n)),
+        up=_taken(weights, *(at + name for name in names.up)),
+        down=_taken(weights, at + names.down),
+        mlp_norm=_taken(weights, at + names.mlp_norm),
+    )
+
+
+def _taken(weights: Weights, *names: str) -> Pair:
+    """Weight and bias, taken out; several matrices become one."""
+    each = [(weights.pop(name + ".weight"), weights.pop(name + ".bias", None)) for name in names]
+    if len(each) == 1:
+        return each[0]
+    biases = [bias for _, bias in each if bias is not None]
+    return torch.cat([weight for weight, _ in each]), torch.cat(biases) if biases else None
+
+
+def _qkv(spec: EncoderSpec, kit: Kit, block: Block, rotary: Any) -> Callable[[Tensor, Any], Tensor]:
+    if rotary is not None:
+        h = spec.heads
+        turned: Callable[[Tensor, Any], Tensor] = kit.ops.turned(
+            *block.qkv, None, None, rotary, h.heads, h.kv_heads, spec.eps, kit.linear
+        )
+        return turned
+    product = kit.linear(*block.qkv)
+    if not block.qk_norm:
+        return lambda x, _: product(x)
+
+    def normed(x: Tensor, _: Any) -> Tensor:
+        q, k, v = product(x).chunk(3, 1)
+        q, k = (F.layer_norm(y, y.shape[1:], *n, spec.eps) for y, n in zip((q, k), block.qk_norm, strict=True))
+        return torch.cat([q, k, v], 1)
+
+    return normed
+
+
+def _mlp(spec: EncoderSpec, kit: Kit, block: Block) -> Callable[[Tensor], Tensor]:
+    down = kit.linear(*block.down)
+    if spec.gated is None:
+        activated = kit.linear(*block.up, spec.activation)
+        return lambda x: down(activated(x))
+    both, act, gated = kit.linear(*block.up), ACTIVATIONS[spec.activation], spec.gated
+
+    def run(x: Tensor) -> Tensor:
+        halves = both(x).chunk(2, 1)
+        return down(act(halves[gated]) * halves[1 - gated])
+
+    return run
+
+
+def _few(spec: EncoderSpec, kit: Kit, blocks: list[Block], biases: list[Bias]) -> Few | None:
+    """All blocks at once, where a device has that and they are BERT's: see kernels/few.py."""
+    names, bias = spec.names, biases[0] if biases else None
+    like_bert = len(names.attention_norm) == 1 and not (names.qk_norm or spec.prenorm or spec.rope or spec.windowed)
+    if kit.few is None or not like_bert or spec.gated is not None or spec.biased != ALL:
+        return None
+    if bias is not None and not isinstance(bias, DistanceBias):
+        return None
+    layers = [
+        LayerWeights(
+            qkv=_whole(b.qkv),
+            out=_whole(b.out),
+            attention_norm=_whole(b.attention_norm[0]),
+            up=_whole(b.up),
+            down=_whole(b.down),
+            norm=_whole(b.mlp_norm),
+        )
+        for b in blocks
+    ]
+    return kit.few(layers, spec.heads, spec.eps, spec.activation, bias)
+
+
+def _whole(pair: Pair) -> tuple[Tensor, Tensor]:
+    weight, bias = pair
+    assert bias is not None, "asked for only where all have a bias"
+    return weight, bias
+
+
+def family(
+    spec_from_config: Callable[[dict[str, Any]], EncoderSpec],
+    *,
+    prefixes: tuple[str, ...],
+    renames: tuple[tuple[str, str], ...] = (),
+    ignored: tuple[str, ...],
+) -> Family:
+    """The Family of a reader. What is ignored besides: heads' tensors, whoever does not ask for them."""
+
+    def classifier(spec: EncoderSpec, labels: int) -> Classifier:
+        last = Step(name=spec.last, inputs=spec.hidden, outputs=labels)
+        return Classifier(pooling=spec.pooling, steps=(*spec.classifier, last))
+
+    return Family(
+        spec_from_config=spec_from_config,
+        shapes=shapes,
+        build=Encoder,
+        classifier=classifier,
+        vocabulary=lambda spec: spec.vocabulary,
+        prefixes=prefixes,
+        renames=renames,
+        ignored=ignored,
+    )
+
+
+def vocabulary(step: Step, word: str, decoder: str, bias: str | None, *, tied: bool) -> Vocabulary:
+    """A masked language model's head of one matrix with a norm. decoder, bias: names; tied: the decoder is the word embeddings.
+
+    Untied, the reference adds the decoder's own bias.
+    """
+    if bias is not None and not tied:
+        bias = decoder + ".bias"
+    return Vocabulary(steps=(step,), decoder=(word if tied else decoder) + ".weight", tied=tied, bias=bias)

@@ -1,0 +1,103 @@
+"""Every kind of encoder with the GPU's operations: on a GPU, or under Triton's interpreter on the CPU (TRITON_INTERPRET=1).
+
+tests/unit/rose_gpu runs this same file the second way. That each is right is tests/model's; here, that it is the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hortus.config import RoseConfig
+from hortus.folder import open_folder
+from hortus.rose.attention.twin import TwinAttention
+from hortus.rose.engine import open_engine
+from hortus.rose.kernels import linear, twin
+from hortus.rose.models import Kit, find
+from hortus.rose.network import Inputs, ranges
+from hortus.types import TokenBatch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+if INTERPRETED or torch.cuda.is_available():
+    from hortus.rose.kernels import fused
+
+SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 80}
+SIZES |= {"vocab_size": 90, "max_position_embeddings": 600}
+ALIBI = {"model_type": "bert", "position_embedding_type": "alibi", "feed_forward_type": "geglu"}
+DEBERTA = {"model_type": "deberta-v2", "relative_attention": True, "pos_att_type": "c2p|p2c", "position_buckets": 16}
+CONFIGS = {
+    "bert": {"model_type": "bert"},
+    "xlm-roberta": {"model_type": "xlm-roberta", "type_vocab_size": 1},
+    "mpnet": {"model_type": "mpnet"},
+    "jina": ALIBI,
+    "jina, code": ALIBI | {"_name_or_path": "jinaai/jina-bert-v2-qk-post-norm"},
+    "deberta": DEBERTA,
+    "deberta, shared": DEBERTA | {"share_att_key": True, "norm_rel_ebd": "layer_norm", "position_biased_input": False},
+    "nomic": {"model_type": "nomic_bert"},
+    "new": {"model_type": "new", "type_vocab_size": 0, "rope_scaling": {"type": "ntk", "factor": 2.0}},
+    "modernbert": {"model_type": "modernbert", "local_attention": 8},
+    "modernbert, biases": {"model_type": "modernbert", "attention_bias": True, "mlp_bias": True, "norm_bias": True},
+}
+
+
+def weights(config: dict, device: str = DEVICE) -> dict[str, torch.Tensor]:
+    family = find(config["model_type"])
+    torch.manual_seed(0)
+    made = {}
+    for name, shape in family.shapes(family.spec_from_config(config)).items():
+        w = torch.randn(shape) * (0.2 if len(shape) == 2 else 0.3)
+        made[name] = (w + 1 if len(shape) == 1 and name.endswith("weight") else w).to(device)
+    return made
+
+
+@pytest.mark.parametrize(("case", "typed"), [*((case, False) for case in CONFIGS), ("bert", True), ("nomic", True)])
+def test_fused_operations_are_the_plain_ones(case: str, typed: bool) -> None:
+    config = SIZES | CONFIGS[case]
+    family = find(config["model_type"])
+    spec = family.spec_from_config(config)
+    lengths = np.array([1, 4, 2] if INTERPRETED else [1, 5, 300, 64, 600], np.int32)
+    positions, cu = ranges(np.zeros_like(lengths), lengths)
+    ids = np.random.default_rng(0).integers(0, 90, cu[-1]).astype(np.int32)
+    rows = []
+    for ops in (twin, fused):
+        trunk = family.build(spec, weights(config), Kit(ops=ops, linear=linear.plain, attention=TwinAttention))
+        inputs = Inputs(
+            ids=torch.from_numpy(ids).to(DEVICE),
+            positions=torch.from_numpy(positions).to(DEVICE),
+            token_types=torch.zeros(int(cu[-1]), dtype=torch.int32, device=DEVICE) if typed else None,
+            cu_seqlens=torch.from_numpy(cu).to(DEVICE),
+        )
+        trunk.plan(cu, inputs.cu_seqlens, int(lengths.max()))
+        with torch.inference_mode():
+            rows.append(trunk.forward(inputs))
+    torch.testing.assert_close(rows[1], rows[0], rtol=1e-4, atol=2e-4)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="attention and graphs are the device's own")
+@pytest.mark.parametrize("case", CONFIGS)
+def test_engines_agree(case: str, tmp_path: Path) -> None:
+    """bfloat16 on the GPU against float32 on the CPU; each shape three times, so that graphs are captured and replayed."""
+    from safetensors.torch import save_file
+
+    config = SIZES | CONFIGS[case]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(weights(config, "cpu"), tmp_path / "model.safetensors")
+    folder = open_folder(str(tmp_path))
+    cpu, gpu = (open_engine(folder, RoseConfig(device=d)) for d in ("cpu", "cuda"))
+    rng = np.random.default_rng(0)
+    for lengths in ([1], [40, 3], [41, 2], [42, 1], [64] * 9, [500, 17, 90]):
+        batch = TokenBatch.of([rng.integers(0, 90, n).tolist() for n in lengths])
+        want, got = cpu.step(batch).result(), gpu.step(batch).result()
+        cosines = (want * got).sum(1) / np.linalg.norm(want, axis=1) / np.linalg.norm(got, axis=1)
+        assert cosines.min() > 0.998, (case, lengths, cosines)
+    gpu.close()
