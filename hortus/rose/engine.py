@@ -92,7 +92,11 @@ def pick_device(wanted: str) -> torch.device:
             "--device cuda: this machine has no CUDA device that PyTorch "
             f"{torch.__version__} can use; use --device cpu, or install a PyTorch built for CUDA and check nvidia-smi"
         )
-    return torch.device("cuda" if there and wanted != "cpu" else "cpu")
+    if not there or wanted == "cpu":
+        return torch.device("cpu")
+    if (count := torch.cuda.device_count()) > 1:
+        log.info("using one of %d GPUs; `hortus serve --replicas %d` uses them all", count, count)
+    return torch.device("cuda")
 
 
 def pick_dtype(wanted: str, device: torch.device) -> torch.dtype:

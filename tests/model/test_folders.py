@@ -121,6 +121,16 @@ def test_shards(tiny: Path, copy: Path, open_ours: Any) -> None:
         open_ours(copy)
 
 
+def test_the_transformer_may_have_a_folder_of_its_own(tiny: Path, copy: Path, open_ours: Any) -> None:
+    (copy / "0_Transformer").mkdir()
+    for file in [f for f in copy.iterdir() if f.is_file() and not f.name.startswith(("modules", "config_sentence"))]:
+        file.rename(copy / "0_Transformer" / file.name)
+    modules = json.loads((copy / "modules.json").read_text(encoding="utf-8"))
+    modules[0]["path"] = "0_Transformer"
+    (copy / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    assert np.array_equal(open_ours(copy).encode(TEXTS), want(tiny, open_ours))
+
+
 def test_pickled_weights_only_without_safetensors(tiny: Path, copy: Path, open_ours: Any) -> None:
     for folder in (copy, copy / "2_Dense"):
         torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")

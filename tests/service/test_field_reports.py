@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 from gateway_server import FOLDER, running
 from small_models import pplx_folder
 
+from hortus.errors import OutOfMemory
 from hortus.tulip.fake import FakeEngine
 
 MODEL = {"model": "mini"}
@@ -215,6 +218,25 @@ def test_not_a_number_is_an_error_in_every_encoding_and_on_every_route():
             assert client.post(path, json=fields(["a"])).status_code == 200
 
 
+class Zeros(FakeEngine):
+    """Every row is zero, as pooling gives for a model whose values cancel."""
+
+    def step(self, batch):
+        lazy = super().step(batch)
+        lazy._rows = np.zeros_like(lazy._rows)
+        return lazy
+
+
+def test_zero_stays_zero_and_is_json_on_every_route():
+    with running(Zeros.like(FOLDER)) as server, httpx.Client(base_url=server.url) as client:
+        for path, fields in ROUTES.items():
+            told = client.post(path, json=fields(["a", "b"]))
+            assert told.status_code == 200, path
+            assert "null" not in told.text.replace('"null"', ""), path
+            numbers = re.findall(r'(?:"embedding":|"score":|"relevance_score":|"float":|^)\[*(-?[\d.e-]+)', told.text)
+            assert {float(n) for n in numbers} == {0.0}, path
+
+
 # 66: rerankers' clients
 
 
@@ -238,6 +260,24 @@ def test_many_inputs_are_one_answer_or_a_clear_limit(http, path):
     assert "--max-inputs" in told["message"]
 
 
+# 79, 81: memory
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/embed"])
+def test_memory_does_not_grow_with_requests(http, path):
+    """Large ones, one after the other: what they need is given back, or used again."""
+    texts = ["word " * 800] * 100 if path == "/embed" else ["some words of a document"] * 500
+    body = json.dumps({**ROUTES[path](texts), "truncate": True}).encode()
+
+    def rounds(count: int) -> int:
+        for _ in range(count):
+            assert http.post(path, content=body).status_code == 200
+        return psutil.Process().memory_info().rss
+
+    before = rounds(3)
+    assert rounds(6) - before < 40e6
+
+
 # 82: series
 
 
@@ -250,6 +290,28 @@ def test_the_number_of_series_does_not_grow(http):
         http.post("/embed", json={"inputs": "x " * i})
         http.get(f"/nothing/{i}")
     assert series() == before
+
+
+# 88: a request that does not fit the device
+
+
+class Small(FakeEngine):
+    """A device with memory for 300 tokens."""
+
+    def step(self, batch):
+        if batch.total_tokens > 300:
+            raise OutOfMemory("the device is full; lower --max-batch-tokens")
+        return super().step(batch)
+
+
+def test_a_request_that_exceeds_memory_fails_alone():
+    with running(Small.like(FOLDER)) as server, httpx.Client(base_url=server.url) as client:
+        for path, fields in ROUTES.items():
+            big = client.post(path, json=fields(["word " * 100] * 4))
+            assert (big.status_code, big.json()["error"]["code"]) == (503, "out_of_memory"), path
+            assert "retry-after" in big.headers
+            assert client.post(path, json=fields(["word"])).status_code == 200
+        assert client.get("/ready").status_code == 200
 
 
 # 21: ids and the text that they spell, in base64
