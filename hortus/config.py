@@ -105,8 +105,8 @@ class IvyConfig:
     )
     api_keys: str | None = knob(
         None,
-        "Keys that clients must show as `Authorization: Bearer KEY`, on every route but /health and /ready. Better set in "
-        "the environment (HORTUS_API_KEYS) or in --api-keys-file, where other users do not see them.",
+        "Keys that clients must show as `Authorization: Bearer KEY`, on every route but /health, /ready and the page's files. "
+        "Better set in the environment (HORTUS_API_KEYS) or in --api-keys-file, where other users do not see them.",
         many=True,
         secret=True,
     )
@@ -122,6 +122,11 @@ class IvyConfig:
         False,
         "Compress answers of 64 KiB or more for clients that accept it, in a thread. Worth it on slow networks only: halves "
         "float answers, at about 20 ms of a core a megabyte.",
+    )
+    no_page: bool = knob(
+        False,
+        "Do not serve the page at / (and what feeds it, /watch). The page holds nothing of its own: what it shows, it asks the "
+        "API for, with the key of whoever looks.",
     )
     access_log: str | None = knob(
         None, "Write one JSON line a request to this file (`-`: standard output), from a thread of its own."

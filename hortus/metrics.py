@@ -71,7 +71,9 @@ class Metrics:
         self.batch_tokens = Histogram("hortus_batch_tokens", "Tokens in one step.", buckets=_TOKENS, registry=r)
         self.batch_sequences = Histogram("hortus_batch_sequences", "Sequences in one step.", buckets=_COUNT, registry=r)
         self.queue_tokens = Gauge("hortus_queue_tokens", "Tokens waiting.", registry=r)
+        self.queue_bulk_tokens = Gauge("hortus_queue_bulk_tokens", "Of these, tokens of bulk requests.", registry=r)
         self.queue_sequences = Gauge("hortus_queue_sequences", "Sequences waiting.", registry=r)
+        self.batch_limit_tokens = Gauge("hortus_batch_limit_tokens", "Most tokens in one step.", registry=r)
         self.batches_in_flight = Gauge("hortus_batches_in_flight", "Steps handed over, not answered.", registry=r)
         self.dropped = Counter("hortus_dropped_sequences", "Sequences never run, by reason.", ["reason"], registry=r)
         # ROSE
@@ -86,6 +88,14 @@ class Metrics:
             "hortus_graph_capture_seconds", "Capturing one graph.", buckets=_SECONDS, registry=r
         )
         self.graph_memory_bytes = Gauge("hortus_graph_memory_bytes", "Device memory of the graphs' pool.", registry=r)
+        self.device_memory_bytes = Gauge(
+            "hortus_device_memory_bytes",
+            "Device memory held: weights, workspaces, graphs. CPU: the process's.",
+            registry=r,
+        )
+        self.device_memory_total_bytes = Gauge(
+            "hortus_device_memory_total_bytes", "Memory that the device has.", registry=r
+        )
 
         for code in ("ok", *TABLE):
             self.requests.labels(code)

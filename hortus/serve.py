@@ -48,7 +48,8 @@ def banner(info: ModelInfo, config: Config, address: str, seconds: float) -> str
         f'-d \'{{"model": "{info.name}", "input": "The cat sits on the mat."}}\''
     )
     body = "\n".join(f"  {key:<10} {value}" for key, value in rows.items())
-    return f"hortus {__version__}\n{body}\n\n  try        {curl}\n"
+    page = "" if config.ivy.no_page else f"  open       {address}/ in a browser\n"
+    return f"hortus {__version__}\n{body}\n\n{page}  try        {curl}\n"
 
 
 def serve(model: str, config: Config) -> int:

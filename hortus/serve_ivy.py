@@ -34,7 +34,8 @@ def serve_ivy(config: Config, *, supervised: bool = False) -> int:
 
 async def _serve(config: Config, supervised: bool) -> int:
     metrics = Metrics()
-    app, replicas = App(config.ivy, metrics), Replicas(config.link, metrics)
+    replicas = Replicas(config.link, metrics)
+    app = App(config.ivy, metrics, replicas.told)
     async with AsyncExitStack() as closing:
         where = Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="hortus-")))
         closing.push_async_callback(replicas.close)

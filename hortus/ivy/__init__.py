@@ -31,6 +31,8 @@ A request's way through the files:
     replicas, link, address    schedulers on other machines, as one Encoder
     health      /health /ready /metrics /info
     openapi     /openapi.json and /docs
+    page        the page at /, as files
+    watch       what the page watches: a sample a second while somebody looks
     journal     the access log
     traces      OpenTelemetry
 """

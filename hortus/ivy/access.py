@@ -18,6 +18,11 @@ OPEN_PATHS = frozenset({"/health", "/ready"})
 _EXPOSED = b"x-request-id, retry-after, x-hortus-tokenize-ms, x-hortus-queue-ms, x-hortus-device-ms, x-hortus-total-ms"
 
 
+def is_page(request: Request) -> bool:
+    """Whether it asks for one of the page's own files: the same for everybody."""
+    return request.method in ("GET", "HEAD") and (request.path == "/" or request.path.startswith("/page/"))
+
+
 def read_keys(config: IvyConfig) -> list[str]:
     """The keys of --api-keys and --api-keys-file. StartError for a file that cannot be read or holds none."""
     keys = [] if config.api_keys is None else config.api_keys.split(",")
@@ -40,6 +45,7 @@ class Access:
     """The rules, read once. StartError when they make no sense."""
 
     def __init__(self, config: IvyConfig) -> None:
+        self._page = not config.no_page
         self._digests = [hashlib.sha256(k.encode()).digest() for k in read_keys(config)]
         origins = [] if config.cors_origins is None else [o.strip() for o in config.cors_origins.split(",")]
         for origin in origins:
@@ -50,6 +56,8 @@ class Access:
     def check(self, request: Request) -> None:
         """Raise Unauthorized unless the request shows a key, where keys are asked for."""
         if not self._digests or request.path in OPEN_PATHS:
+            return
+        if self._page and is_page(request):  # it asks for the key itself, and shows nothing without
             return
         scheme, _, key = request.headers.get(b"authorization", b"").partition(b" ")
         shown = hashlib.sha256(key.strip()).digest()

@@ -40,10 +40,12 @@ from hortus.ivy.health import Health, Probe, Readiness, probe_of
 from hortus.ivy.journal import Journal
 from hortus.ivy.openai import OpenAI
 from hortus.ivy.openapi import Pages
+from hortus.ivy.page import Page
 from hortus.ivy.perplexity import Perplexity
 from hortus.ivy.rerank import Rerank
 from hortus.ivy.tei import Tei
 from hortus.ivy.traces import Traces
+from hortus.ivy.watch import Replica, Watch
 from hortus.metrics import Metrics
 from hortus.types import Encoder, ModelInfo
 
@@ -60,7 +62,10 @@ _printable_id = re.compile(rb"[\x21-\x7e]{1,128}")
 class App:
     """The gateway's application. Made before there is a model; `open` brings one, `drain` ends it."""
 
-    def __init__(self, config: IvyConfig, metrics: Metrics) -> None:
+    def __init__(
+        self, config: IvyConfig, metrics: Metrics, replicas: Callable[[], list[Replica]] | None = None
+    ) -> None:
+        """replicas: how those of a gateway apart from its engines are."""
         self.config, self._metrics = config, metrics
         self._embedder: Embedder | None = None
         self._readiness: Readiness | None = None
@@ -77,9 +82,12 @@ class App:
         self._ids = (b"%b-%x" % (process, n) for n in itertools.count(1))
 
         openai, perplexity, cohere = OpenAI(self._model), Perplexity(self._model), Cohere(self._model)
-        rerank, pages = Rerank(self._model), Pages()
+        rerank, pages = Rerank(self._model), Pages(with_page=not config.no_page)
         tei = Tei(self._model, rerank)
         health = Health(self._model, lambda: self.state, lambda: self._readiness, config, metrics)
+        self._watch = Watch(
+            metrics, lambda: self.state, lambda: self._readiness, replicas, shared_port=config.reuse_port
+        )
         # HEAD goes with GET; OPTIONS is answered for all of them.
         self._routes: dict[str, dict[str, Handler]] = {
             "/v1/embeddings": {"POST": openai.embeddings},
@@ -109,7 +117,12 @@ class App:
             "/docs": {"GET": pages.docs},
         }
         self._named_routes: dict[str, dict[str, Handler]] = {"/v1/models/": {"GET": openai.one_model}}
-        self._not_counted = {"/health", "/ready", "/metrics"}
+        if not config.no_page:
+            page = Page()
+            self._routes["/"]["GET"] = page.home
+            self._routes["/watch"] = {"GET": self._watch.watch}
+            self._named_routes["/page/"] = {"GET": page.file}
+        self._not_counted = {"/health", "/ready", "/metrics", "/watch"}
 
     @property
     def state(self) -> str:
@@ -128,8 +141,9 @@ class App:
         self._embedder = embedder
 
     def drain(self) -> None:
-        """Refuse what comes from now on (503), finish what is in flight."""
+        """Refuse what comes from now on (503), finish what is in flight. Whoever watches is told, and let go."""
         self.draining = True
+        self._watch.end()
 
     def reload(self) -> None:
         """Read the templates file again, for requests that come from now on. A file that is wrong changes nothing."""
@@ -188,6 +202,8 @@ class App:
         if request.path not in self._not_counted:
             self._counters[code].inc()
             self._metrics.request_seconds.observe(seconds)
+            if self._watch.seconds is not None:
+                self._watch.seconds.append(seconds)
         if answer is None:
             return None
         answer.headers.append((b"x-request-id", request_id))

@@ -6,6 +6,10 @@ Knows when the engine last answered. Does not know requests.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
+import importlib.metadata
+import platform
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -78,6 +82,16 @@ class Readiness:
             raise NotReady(reason)
 
 
+@functools.cache
+def versions() -> dict[str, str]:
+    """Of what this process runs on, where it is installed."""
+    found = {"hortus": __version__, "python": platform.python_version()}
+    for name in ("torch", "triton", "flashinfer-python", "flash-attn-4", "tokenizers", "numpy", "grpcio"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
 class Health:
     """The handlers. `model` gives the opened model or raises NotReady or Draining; `state` is the app's, in one word."""
 
@@ -129,6 +143,7 @@ class Health:
             "auto_truncate": self._config.auto_truncate,
             "tokenization_workers": self._config.tokenize_threads,
             # Ours.
+            "versions": versions(),
             "model": msgspec.to_builtins(info),
             "contextual": embedder.contextual,
             "activation": embedder.activation,

@@ -158,7 +158,7 @@ def written(request: Request, answer: Answer) -> list[bytes]:
     elif b"connection" in request.headers:  # HTTP/1.0 wants to hear it
         lines.append(b"connection: keep-alive\r\n")
     lines.append(b"\r\n")
-    if request.method == "HEAD":
+    if request.method == "HEAD" or answer.status == 304:  # told how long the body is, and spared it
         return [b"".join(lines)]
     if len(answer.body) <= JOIN_BYTES:
         lines.append(answer.body)

@@ -76,7 +76,14 @@ ROUTES = (
     Route("GET", "/metrics", "Operation", "Prometheus text."),
     Route("GET", "/openapi.json", "Operation", "This API, as OpenAPI 3.1."),
     Route("GET", "/docs", "Operation", "This API, as a page."),
+    Route("GET", "/", "Page", "A page to try the model and to watch the server."),
+    Route("GET", "/page/{id}", "Page", "Its files."),
+    Route("GET", "/watch", "Page", "What it watches: a sample of the metrics a second, as server-sent events, while it is open."),
 )  # fmt: skip
+
+
+def _routes(with_page: bool) -> list[Route]:
+    return [r for r in ROUTES if with_page or r.family != "Page"]
 
 
 def field_docs(kind: Body) -> dict[str, str]:
@@ -95,8 +102,8 @@ def field_docs(kind: Body) -> dict[str, str]:
 
 
 @functools.cache
-def document() -> dict[str, Any]:
-    """The whole OpenAPI 3.1 document."""
+def document(*, with_page: bool = True) -> dict[str, Any]:
+    """The whole OpenAPI 3.1 document. with_page: the routes of the page at / too."""
     bodies = list(dict.fromkeys(r.body for r in ROUTES if r.body is not None))
     names = {b: f"{b.__module__.rpartition('.')[2]}.{b.__name__}" for b in bodies}
     schemas: dict[str, Any] = {}
@@ -124,7 +131,7 @@ def document() -> dict[str, Any]:
         },
     }
     paths: dict[str, Any] = {}
-    for route in ROUTES:
+    for route in _routes(with_page):
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, names)
     return {
         "openapi": "3.1.0",
@@ -144,8 +151,18 @@ def document() -> dict[str, Any]:
     }
 
 
+_KINDS = {
+    ("GET", "/metrics"): "text/plain",
+    ("GET", "/docs"): "text/html",
+    ("GET", "/"): "text/html",
+    ("GET", "/page/{id}"): "text/plain",
+    ("GET", "/watch"): "text/event-stream",
+}
+"""What is not JSON."""
+
+
 def _operation(route: Route, names: dict[Body, str]) -> dict[str, Any]:
-    kind = {"/metrics": "text/plain", "/docs": "text/html"}.get(route.path, "application/json")
+    kind = _KINDS.get((route.method, route.path), "application/json")
     answer: dict[str, Any] = {"description": "The answer.", "content": {kind: {}}}
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     told: dict[str, Any] = {
@@ -175,12 +192,12 @@ _STYLE = (
 
 
 @functools.cache
-def page() -> bytes:
+def page(*, with_page: bool = True) -> bytes:
     """The documentation as one HTML page, without scripts."""
     told, out = document(), [f"<!doctype html><html lang=en><meta charset=utf-8><title>Hortus {__version__}</title>"]
     out.append(f"<style>{_STYLE}</style><h1>Hortus {__version__}</h1><p>{html.escape(told['info']['description'])} ")
     out.append("The same for programs: <a href=/openapi.json>/openapi.json</a>.")
-    for family in dict.fromkeys(r.family for r in ROUTES):
+    for family in dict.fromkeys(r.family for r in _routes(with_page)):
         out.append(f"<h2>{html.escape(family)}</h2>")
         for route in (r for r in ROUTES if r.family == family):
             head = f"<b>{route.method}</b> <code>{route.path}</code> {html.escape(route.summary)}"
@@ -215,8 +232,11 @@ def _spelt(kind: Body, name: str) -> str:
 class Pages:
     """The handlers. Both answers are made once."""
 
+    def __init__(self, *, with_page: bool) -> None:
+        self._with_page = with_page
+
     async def openapi(self, request: Request) -> Answer:
-        return Answer(msgspec.json.encode(document()))
+        return Answer(msgspec.json.encode(document(with_page=self._with_page)))
 
     async def docs(self, request: Request) -> Answer:
-        return Answer(page(), content_type=b"text/html; charset=utf-8")
+        return Answer(page(with_page=self._with_page), content_type=b"text/html; charset=utf-8")

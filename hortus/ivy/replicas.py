@@ -21,6 +21,7 @@ from hortus.errors import HortusError, NotReady, RequestError, StartError
 from hortus.folder import ModelFolder, open_folder
 from hortus.ivy.address import Place, Target, places, resolve
 from hortus.ivy.link import Link, Lost, Refused, told_of_itself
+from hortus.ivy.watch import Replica
 from hortus.metrics import Metrics
 from hortus.protocol import wire
 from hortus.protocol.wire import Description
@@ -100,6 +101,14 @@ def changes(have: Iterable[Target], wanted: Iterable[Target], up: Iterable[Targe
     name that moves at once must not leave a gateway without a replica while it connects. Pure."""
     have, wanted = set(have), set(wanted)
     return wanted - have, have - wanted if wanted & set(up) else set()
+
+
+def _told(link: Link, now: float) -> Replica:
+    if not link.up:
+        return Replica(link.target.address, "down", link.why, link.outstanding, None)
+    state = "draining" if link.draining else "resting" if link.rests_until > now else "up"
+    why = "its engine did not answer; asked again in a moment" if state == "resting" else None
+    return Replica(link.target.address, state, why, link.outstanding, round(now - link.up_since))
 
 
 class Replicas:
@@ -201,6 +210,11 @@ class Replicas:
             return await second.encode(batch, deadline)
         except Lost as e:
             raise NotReady(f"replica {second} was lost, after {first}: {e}") from None
+
+    def told(self) -> list[Replica]:
+        """How each replica is, for people."""
+        now = time.monotonic()
+        return [_told(link, now) for link in (*self.links.values(), *self._retired)]
 
     def _in_turn(self) -> Sequence[Link]:
         """All links, each time another one first, so that equals are used alike."""

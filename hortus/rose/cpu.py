@@ -7,7 +7,9 @@ release the GIL, so the event loop runs on while a step computes.
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -50,6 +52,9 @@ class CpuEngine:
     def __init__(self, network: Network, info: ModelInfo, metrics: Metrics | None = None) -> None:
         self.network = network  # open to benches and tests
         self.metrics = metrics or Metrics()
+        self.metrics.device_memory_bytes.set_function(_resident_bytes)
+        if hasattr(os, "sysconf"):
+            self.metrics.device_memory_total_bytes.set(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
         self._info = info
 
     @property
@@ -153,6 +158,15 @@ def _rows_of(batch: TokenBatch, which: Int32) -> Int32:
         return which
     first = np.cumsum(batch.span_counts, dtype=np.int32) - batch.span_counts
     return ranges(first[which], batch.span_counts[which])[0]
+
+
+def _resident_bytes() -> int:
+    """Memory this process holds; 0 where the system has no /proc to ask."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _error(e: Exception, batch: TokenBatch) -> EngineError:

@@ -40,6 +40,8 @@ class Device(Protocol):
     """One stream of one device. Methods are called from one thread at a time (not always the same), but an Event's from any."""
 
     name: str
+    total_bytes: int
+    """Memory it has."""
 
     def enter(self) -> None:
         """Make the calling thread's work go to this stream. Cheap when it does already."""
@@ -107,6 +109,7 @@ class CudaDevice:
         self._device = torch.device("cuda", index)
         self._blocking = blocking
         self.name = torch.cuda.get_device_name(index)
+        self.total_bytes = torch.cuda.get_device_properties(index).total_memory
         # Capture is refused on the default stream, so ours is another. Weights were loaded on the default one.
         torch.cuda.synchronize(self._device)
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]

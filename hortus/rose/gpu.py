@@ -65,6 +65,9 @@ class GpuEngine:
             max_tokens=config.graph_max_tokens,
             longest_matters=bool(getattr(network, "longest_matters", True)),
         )
+        # The allocator's own count, not the driver's: it neither waits nor fails, whatever the device is doing.
+        self.metrics.device_memory_bytes.set_function(self._device.reserved_bytes)
+        self.metrics.device_memory_total_bytes.set(self._device.total_bytes)
         self._dead: str | None = None
         self._closed = False
         with torch.inference_mode():

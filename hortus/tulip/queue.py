@@ -65,7 +65,7 @@ BULK_MOST, BULK_LEAST, BULK_QUEUE = 1 / 2, 1 / 8, 7 / 8
 
 
 class Queue(Generic[W]):
-    """Works in order of arrival. `tokens` and `sequences` are exact at all times: the dead do not count.
+    """Works in order of arrival. `tokens`, `bulk_tokens` and `sequences` are exact at all times: the dead do not count.
 
     Works of more than `bulk_over` tokens wait in a lane of their own; None: there is one lane. Ordered dicts rather than
     deques, so that a cancelled work leaves from the middle at once, memory and all.
@@ -77,7 +77,7 @@ class Queue(Generic[W]):
         self.tokens = 0
         self.sequences = 0
         self._bulk_over = bulk_over
-        self._bulk_tokens = 0
+        self.bulk_tokens = 0
         self._short: OrderedDict[W, None] = OrderedDict()
         self._bulk: OrderedDict[W, None] = OrderedDict()
 
@@ -89,7 +89,7 @@ class Queue(Generic[W]):
         """Enqueue at the end of its lane. Raises InvalidInput when it can never fit, Overloaded when it does not fit now."""
         work.bulk = self._bulk_over is not None and work.tokens > self._bulk_over
         most = int(self.max_tokens * BULK_QUEUE) if work.bulk else self.max_tokens
-        if self.tokens + work.tokens > self.max_tokens or (work.bulk and self._bulk_tokens + work.tokens > most):
+        if self.tokens + work.tokens > self.max_tokens or (work.bulk and self.bulk_tokens + work.tokens > most):
             limit = f"{most} (--max-queue-tokens{', an eighth kept for short requests' if work.bulk else ''})"
             if work.tokens > most:
                 raise InvalidInput(
@@ -167,7 +167,7 @@ class Queue(Generic[W]):
         self.tokens += tokens
         self.sequences += sequences
         if work.bulk:
-            self._bulk_tokens += tokens
+            self.bulk_tokens += tokens
 
 
 @dataclass(slots=True)

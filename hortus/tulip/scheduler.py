@@ -88,6 +88,8 @@ class Scheduler:
         self._metrics = metrics
         self._dropped = {reason: metrics.dropped.labels(reason) for reason in DROP_REASONS}
         metrics.queue_tokens.set_function(lambda: self._queue.tokens)
+        metrics.queue_bulk_tokens.set_function(lambda: self._queue.bulk_tokens)
+        metrics.batch_limit_tokens.set(self._max_batch_tokens)
         metrics.queue_sequences.set_function(lambda: self._queue.sequences)
         metrics.batches_in_flight.set_function(lambda: len(self._flights))
 

@@ -116,7 +116,8 @@ class Wire(asyncio.Transport):
         head, end, rest = bytes(self.written).partition(b"\r\n\r\n")
         first, *lines = head.decode("latin-1").split("\r\n")
         headers = dict(line.split(": ", 1) for line in lines)
-        length = 0 if method == "HEAD" else int(headers.get("content-length", 0))
+        bodiless = method == "HEAD" or first.endswith(" 304 Not Modified")
+        length = 0 if bodiless else int(headers.get("content-length", 0))
         return Reply(int(first.split()[1]), headers, rest) if end and len(rest) == length else None
 
     def write(self, data: bytes) -> None:

@@ -29,7 +29,7 @@ BODY = json.dumps({"model": "mini", "input": "a"}).encode()
 # --- keys
 
 
-async def test_every_route_but_health_and_ready_asks_for_a_key(folder, tmp_path):
+async def test_every_route_but_health_ready_and_the_pages_files_asks_for_a_key(folder, tmp_path):
     (tmp_path / "keys").write_text("# ours\nthird-key\n\n")
     gateway = client(folder, api_keys="first-key,second-key", api_keys_file=str(tmp_path / "keys"))
     routes = [(m, p) for p, ms in {**gateway.app._routes, **gateway.app._named_routes}.items() for m in ms]
@@ -37,7 +37,9 @@ async def test_every_route_but_health_and_ready_asks_for_a_key(folder, tmp_path)
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "first-key"}, {"authorization": "Bearer "},
                         {"authorization": "Basic first-key"}):  # fmt: skip
             reply = await gateway.request(method, path, BODY, headers)
-            if path in ("/health", "/ready"):
+            if (method, path) in (("GET", "/"), ("GET", "/page/")):
+                assert reply.status == (200 if path == "/" else 404)
+            elif path in ("/health", "/ready"):
                 assert reply.status == 200
             else:
                 assert (reply.status, reply.headers["www-authenticate"]) == (401, "Bearer"), path

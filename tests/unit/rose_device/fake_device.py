@@ -50,6 +50,7 @@ class FakeGraph:
 
 class FakeDevice:
     name = "fake"
+    total_bytes = 1 << 30
 
     def __init__(self):
         self.queue = deque()
