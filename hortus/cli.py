@@ -4,6 +4,7 @@
     hortus tulip MODEL [--flags]     Tulip and ROSE behind gRPC
     hortus ivy --replica HOST:PORT   a gateway over such schedulers
     hortus embed INPUT... --out DIR  whole corpora: files to vectors
+    hortus models                    what can be served; `hortus models check MODEL`: whether a folder would be
     hortus bench SUITE [...]         measure (hortus/bench)
 
 Flags are the fields of the config dataclasses in kebab-case, so `hortus serve --help` is their documentation.
@@ -71,6 +72,7 @@ _ONLY_IVY = ("replica", "resolve_s")
 _ONLY_SERVE = ("gateways", "replicas")
 _EMBED_IVY = ("auto_truncate", "max_input_chars", "templates", "int8_ranges", "tokenize_threads", "log_level")
 _EMBED_TULIP = ("max_batch_tokens", "step_timeout_s", "fake_delay_ms")
+_MODELS_IVY = ("served_model_name", "templates", "int8_ranges", "log_level")
 _TULIP_TOO = ("served_model_name", "drain_s", "log_level", "otlp_endpoint")
 
 
@@ -80,6 +82,8 @@ def takes(command: str, section: str, name: str) -> bool:
         return section in ("rose", "corpus") or name in _EMBED_IVY + _EMBED_TULIP
     if section == "corpus":
         return False
+    if command == "models":
+        return section == "rose" or name in _MODELS_IVY
     if command == "serve":
         return name not in _ONLY_TULIP + _ONLY_IVY
     if command == "tulip":
@@ -165,6 +169,20 @@ def parser() -> argparse.ArgumentParser:
         "--config", type=Path, metavar="FILE", help="TOML file with tables [corpus] [ivy] [tulip] [rose]"
     )
     _add_knobs(embed, "embed")
+    models = commands.add_parser(
+        "models",
+        help="list model families, or check whether a folder would be served",
+        description="List the model families, or say whether a folder would be served, how, and why not. Reads no weights.",
+        epilog="exit status: 0 it would be served, 1 it would not (the reason is on standard error), 2 bad usage",
+        formatter_class=_Help,
+        allow_abbrev=False,
+    )
+    models.add_argument(
+        "what", nargs="?", choices=("check",), metavar="check", help="check a model; without: list families"
+    )
+    models.add_argument("model", nargs="?", metavar="MODEL", help=model_help)
+    models.add_argument("--config", type=Path, metavar="FILE", help="TOML file with tables [ivy] [rose]")
+    _add_knobs(models, "models")
     bench = commands.add_parser(
         "bench", help="measure Hortus; `hortus bench --help` lists the suites", add_help=False, allow_abbrev=False
     )
@@ -194,9 +212,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None and words[:1] != ["embed"]:  # not when called by a test or a program, whose handlers stay
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _stop_early)
-    args = vars(parser().parse_args(words))
+    everything = parser()
+    args = vars(everything.parse_args(words))
     command, model, file, parent = (args.pop(name, None) for name in ("command", "model", "config", "supervised"))
-    inputs = args.pop("inputs", ())
+    inputs, what = args.pop("inputs", ()), args.pop("what", None)
+    if command == "models" and (what is None) != (model is None):
+        everything.error(
+            "hortus models check needs a MODEL" if what else "a model is checked by: hortus models check MODEL"
+        )
     flags = {name: ",".join(text) if isinstance(text, list) else text for name, text in args.items()}
     environ = dict(os.environ)
     if (named := environ.pop(config.ENV_PREFIX + "CONFIG", None)) and file is None:
@@ -206,6 +229,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         configure_logging(settings.ivy.log_level)
         if parent:
             tie_to_parent(parent)
+        if command == "models":
+            from hortus.check import check, families
+
+            print(families() if what is None else check(model, settings), end="")
+            return 0
         if command == "embed":
             return _embed(inputs, model, settings)
         return _run(command, model, settings, bool(parent))

@@ -9,6 +9,7 @@ import logging
 import math
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from hortus.rose.cpu import BATCH_TOKENS, CpuEngine
 from hortus.rose.kernels import linear, twin
 from hortus.rose.kernels.compiled import few
 from hortus.rose.modelcfg import EmbeddingNetwork, build_network, read_spec
-from hortus.rose.models import Kit
+from hortus.rose.models import Family, Kit, Spec
 from hortus.types import Engine, ModelInfo, TokenBatch
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,39 @@ WITH_BIAS = "it adds a bias to attention scores, which no fused backend here doe
 
 def open_engine(folder: ModelFolder, config: RoseConfig, metrics: Metrics | None = None) -> Engine:
     """The folder's model, loaded and proved by one step. Takes seconds. Raises StartError, which says what to change."""
+    device, dtype, family, spec = _chosen(folder, config)
+    torch.set_num_threads(config.threads or usable_cores())
+    unseen = _unseen(folder, config.kind)
+    kit, attention = _kit(config, device, dtype, unseen)
+    with torch.inference_mode():
+        network = build_network(
+            folder, family, spec, kit, device=device, dtype=dtype, load_format=config.load_format, kind=config.kind
+        )
+    network.unseen = unseen
+    network.longest_matters = any(getattr(a, "longest_matters", False) for a in attention)
+    network.capturable = _capturable(attention, config)
+    info = _info(folder, spec, network, dtype, device, attention)
+    engine = _engine(network, info, config, metrics, device)
+    prove(engine)
+    return engine
+
+
+def check_engine(folder: ModelFolder, config: RoseConfig) -> ModelInfo:
+    """What open_engine would give or refuse, without reading weights: their names, shapes and formats are enough. StartError."""
+    device, dtype, family, spec = _chosen(folder, config)
+    kit, attention = _kit(config, device, dtype, _unseen(folder, config.kind))
+    # Products are not run, so they are made the plain way.
+    kit = replace(kit, ops=twin, linear=linear.plain, few=None)
+    meta = torch.device("meta")
+    network = build_network(
+        folder, family, spec, kit, device=meta, dtype=dtype, load_format=config.load_format, kind=config.kind
+    )
+    _capturable(attention, config)
+    return _info(folder, spec, network, dtype, device, attention)
+
+
+def _chosen(folder: ModelFolder, config: RoseConfig) -> tuple[torch.device, torch.dtype, Family, Spec]:
+    """What the flags and config.json come to; StartError where they do not go together."""
     device = pick_device(config.device)
     dtype = pick_dtype(config.dtype, device)
     family, spec = read_spec(folder.config)
@@ -48,21 +82,28 @@ def open_engine(folder: ModelFolder, config: RoseConfig, metrics: Metrics | None
         raise StartError(f"--attention {config.attention} needs a GPU; on the CPU there is only twin")
     if config.warm is not None and device.type == "cpu":
         raise StartError(f"--warm {config.warm} captures CUDA graphs and needs a GPU; leave it out on the CPU")
-    torch.set_num_threads(config.threads or usable_cores())
-    unseen = _unseen(folder, config.kind)
-    kit, attention = _kit(config, device, dtype, unseen)
-    with torch.inference_mode():
-        network = build_network(
-            folder, family, spec, kit, device=device, dtype=dtype, load_format=config.load_format, kind=config.kind
-        )
-    network.unseen = unseen
-    network.longest_matters = any(getattr(a, "longest_matters", False) for a in attention)
-    network.capturable = not any(isinstance(a, TwinAttention) for a in attention)
-    if config.warm is not None and not network.capturable:
+    return device, dtype, family, spec
+
+
+def _capturable(attention: list[Attention], config: RoseConfig) -> bool:
+    """Whether steps may be captured in graphs; StartError where --warm asks for what cannot be."""
+    able = not any(isinstance(a, TwinAttention) for a in attention)
+    if config.warm is not None and not able:
         raise StartError(
             f"--warm {config.warm} captures CUDA graphs, which this model has none of ({WITH_BIAS}); leave it out"
         )
-    info = ModelInfo(
+    return able
+
+
+def _info(
+    folder: ModelFolder,
+    spec: Spec,
+    network: EmbeddingNetwork,
+    dtype: torch.dtype,
+    device: torch.device,
+    attention: list[Attention],
+) -> ModelInfo:
+    return ModelInfo(
         name=folder.name,
         revision=folder.revision,
         family=spec.model_type,
@@ -79,9 +120,6 @@ def open_engine(folder: ModelFolder, config: RoseConfig, metrics: Metrics | None
         parameters=network.parameters,
         batch_tokens=BATCH_TOKENS,
     )
-    engine = _engine(network, info, config, metrics, device)
-    prove(engine)
-    return engine
 
 
 def pick_device(wanted: str) -> torch.device:

@@ -35,13 +35,16 @@ def read_weights(
     renames: tuple[tuple[str, str], ...] = (),
     ignored: tuple[str, ...] = (),
 ) -> Weights:
-    """Every tensor that `shapes` names, in dtype on device. The last three: see models.Family. Raises StartError."""
+    """Every tensor that `shapes` names, in dtype on device. The last three: see models.Family. Raises StartError.
+
+    On the meta device nothing but names, shapes and formats is read.
+    """
     harmless = re.compile("|".join(f"(?:{p})" for p in ignored)) if ignored else None
     weights: Weights = {}
     came_from: dict[str, str] = {}
     left_over: list[str] = []
     wrong: list[str] = []
-    for stored, tensor in _tensors(folder):
+    for stored, tensor in _tensors(folder, whole=device.type != "meta"):
         name = canonical(stored, shapes, prefixes, renames)
         if name not in shapes:
             if harmless is not None and harmless.fullmatch(name):
@@ -71,6 +74,8 @@ def read_weights(
 
 def dummy_weights(shapes: Mapping[str, tuple[int, ...]], *, device: torch.device, dtype: torch.dtype) -> Weights:
     """Random tensors of the true shapes, the same at every call: norms 1, biases 0, matrices normal(0, 0.02)."""
+    if device.type == "meta":
+        return {name: torch.empty(shape, device=device, dtype=dtype) for name, shape in shapes.items()}
     seed = torch.Generator(device).manual_seed(0)
     weights: Weights = {}
     for name, shape in shapes.items():
@@ -100,12 +105,12 @@ def canonical(
     return name
 
 
-def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """(stored name, tensor on the CPU) from whichever files the folder has."""
+def _tensors(folder: Path, *, whole: bool) -> Iterator[tuple[str, Tensor]]:
+    """(stored name, tensor on the CPU) from whichever files the folder has. Not whole: on the meta device, without values."""
     for stem, read in (("model.safetensors", _safetensors), ("pytorch_model.bin", _pickle)):
         index = folder / f"{stem}.index.json"
         if (folder / stem).is_file():
-            yield from read(folder / stem)
+            yield from read(folder / stem, whole)
             return
         if index.is_file():
             placed = read_json(index).get("weight_map")
@@ -115,26 +120,35 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
             if absent := [s for s in shards if Path(s).name != s or not (folder / s).is_file()]:
                 raise StartError(f"{folder}: {index.name} names shards that are not there: {_some(absent)}")
             for shard in shards:
-                yield from read(folder / shard)
+                yield from read(folder / shard, whole)
             return
     raise StartError(f"{folder}: no weights (model.safetensors, its index, or pytorch_model.bin)")
 
 
-def _safetensors(file: Path) -> Iterator[tuple[str, Tensor]]:
+_FORMATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""As a safetensors file names them; any other is not one that weights are served in."""
+
+
+def _safetensors(file: Path, whole: bool) -> Iterator[tuple[str, Tensor]]:
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(file, framework="pt", device="cpu") as opened:
             for name in opened.keys():  # noqa: SIM118  not a dict
-                yield name, opened.get_tensor(name)
+                if whole:
+                    yield name, opened.get_tensor(name)
+                else:
+                    part = opened.get_slice(name)
+                    form = _FORMATS.get(part.get_dtype(), torch.int8)
+                    yield name, torch.empty(part.get_shape(), dtype=form, device="meta")
     except (SafetensorError, OSError, ValueError) as e:
         raise StartError(f"{file}: not a whole safetensors file ({e}); fetch it again") from None
 
 
-def _pickle(file: Path) -> Iterator[tuple[str, Tensor]]:
+def _pickle(file: Path, whole: bool) -> Iterator[tuple[str, Tensor]]:
     """weights_only: an unpickler that makes tensors and nothing else."""
     try:
-        state = torch.load(file, map_location="cpu", weights_only=True)
+        state = torch.load(file, map_location="cpu" if whole else "meta", weights_only=True)
     except Exception as e:  # noqa: BLE001  a broken pickle raises anything; all of it means the same
         raise StartError(f"{file}: not weights that can be read safely ({_why(e)}); fetch it again") from None
     if not isinstance(state, dict):

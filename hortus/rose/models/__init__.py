@@ -188,3 +188,8 @@ def find(model_type: str) -> Family:
     family = importlib.import_module(f"{__name__}.{_FILES[model_type]}").FAMILY
     assert isinstance(family, Family), "each models/*.py exposes FAMILY"
     return family
+
+
+def every() -> dict[str, Family]:
+    """Each model_type there is, in order, with its family. Imports them all."""
+    return {model_type: find(model_type) for model_type in sorted(_FILES)}

@@ -1,0 +1,119 @@
+"""`hortus models`: what a check says is what a start does, and no value of a weight is read for it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from safetensors import safe_open  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling  # noqa: E402
+from test_families import written  # noqa: E402
+from test_rerankers import qwen  # noqa: E402
+
+from hortus import cli  # noqa: E402
+from hortus.config import RoseConfig  # noqa: E402
+from hortus.folder import open_folder  # noqa: E402
+from hortus.rose import loader  # noqa: E402
+from hortus.rose.engine import check_engine, open_engine  # noqa: E402
+
+
+def same(path: Path, monkeypatch: pytest.MonkeyPatch, **knobs: Any) -> None:
+    folder, config = open_folder(str(path)), RoseConfig(**knobs)
+    want = open_engine(folder, config).info
+    real = loader._tensors
+
+    def names_alone(at: Path, *, whole: bool) -> Any:
+        assert not whole
+        for name, tensor in real(at, whole=False):
+            assert tensor.is_meta
+            yield name, tensor
+
+    with monkeypatch.context() as m:
+        m.setattr(loader, "_tensors", names_alone)
+        assert check_engine(folder, config) == want
+
+
+@pytest.mark.parametrize("head", ["Model", "ForSequenceClassification", "ForMaskedLM"])
+@pytest.mark.parametrize("case", ["modernbert", "mpnet", "qwen3"])
+def test_as_the_engine_says(case: str, head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if (case, head) == ("qwen3", "ForMaskedLM"):
+        qwen(tmp_path)
+        same(tmp_path, monkeypatch, kind="rerank")
+    else:
+        written(tmp_path, case, head)
+        same(tmp_path, monkeypatch)
+
+
+def test_dense_modules_and_pickles(make_tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path(shutil.copytree(make_tiny([Pooling(32), Dense(32, 8), Normalize()]), tmp_path / "model"))
+    same(path, monkeypatch)
+    torch.save(load_file(path / "model.safetensors"), path / "pytorch_model.bin")
+    (path / "model.safetensors").unlink()
+    same(path, monkeypatch)
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    capsys.readouterr()
+    status = cli.main(["models", *words])
+    said = capsys.readouterr()
+    return status, said.out, said.err
+
+
+def test_a_folder_that_would_be_served(minilm_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "check", str(minilm_path))
+    assert status == 0
+    for told in ("embed: a vector of 384 values a text, mean pooling, normalised", "256 tokens an input", "22.6 M"):
+        assert told in out
+    qwen(tmp_path)
+    status, out, _ = run(capsys, "check", str(tmp_path), "--kind", "rerank", "--served-model-name", "judge")
+    assert (status, "judge (qwen3)" in out, "classify: a score a pair (yes)" in out) == (0, True, True)
+    assert "<Query>: {query}" in out
+
+
+def test_a_folder_that_would_not(minilm_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(shutil.copytree(minilm_path, tmp_path / "model"))
+    with safe_open(path / "model.safetensors", framework="pt") as opened:
+        state = {k: opened.get_tensor(k) for k in opened.keys()}  # noqa: SIM118
+    some = next(k for k in state if k.endswith("layer.0.output.dense.weight"))
+    wrong = {k: v for k, v in state.items() if not k.endswith("layer.1.output.dense.bias")}
+    save_file(wrong | {some: torch.ones(3, 3), "extra.weight": torch.ones(1)}, path / "model.safetensors")
+    status, out, err = run(capsys, "check", str(path))
+    assert (status, out) == (1, "")
+    for told in (
+        "is [3, 3], config.json asks for [384, 1536]",
+        "missing: ",
+        "layer.1.output.dense.bias",
+        "extra.weight",
+    ):
+        assert told in err
+    save_file(state | {some: state[some].to(torch.int8)}, path / "model.safetensors")
+    assert "quantised weights are not supported" in run(capsys, "check", str(path))[2]
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"model_type": "t5"}))
+    status, _, err = run(capsys, "check", str(path))
+    assert (status, "model_type 't5' is not supported; supported: bert" in err) == (1, True)
+    status, _, err = run(capsys, "check", str(tmp_path / "nowhere"))
+    assert (status, "no such folder" in err) == (1, True)
+
+
+def test_families(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys)
+    assert status == 0
+    lines = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line}
+    assert lines["bert"] == ["yes"] * 5
+    assert lines["gemma3_text"] == ["yes", "yes", "yes", "yes", "-", "float16"]
+
+
+@pytest.mark.parametrize("words", [["check"], ["demo"]])
+def test_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as told:
+        run(capsys, *words)
+    assert told.value.code == 2
