@@ -5,7 +5,6 @@ Does not know HTTP or the shape of any API's answer.
 
 from __future__ import annotations
 
-import binascii
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import orjson
+import pybase64
 
 from hortus.errors import InvalidInput, NonFinite, StartError
 from hortus.types import Float32
@@ -59,7 +59,7 @@ def finish(rows: Float32, dimensions: int | None, normalize: bool) -> Float32:
 def as_base64(rows: Rows) -> list[bytes]:
     """One base64 text a row: little-endian float32, as OpenAI has it, or the bytes of the codes."""
     packed = np.ascontiguousarray(rows, "<f4" if rows.dtype == np.float32 else rows.dtype)
-    return [binascii.b2a_base64(row.tobytes(), newline=False) for row in packed]  # bytes: half the time of a view
+    return [pybase64.b64encode(row.tobytes()) for row in packed]
 
 
 def as_numbers(rows: Rows) -> list[bytes]:

@@ -68,6 +68,7 @@ class Tokenizer:
         settings = read_json(folder.transformer / "tokenizer_config.json")
         self._cut_left = settings.get("truncation_side") == "left"
         self.max_tokens = folder.max_tokens if max_tokens is None else max_tokens
+        self._reader = vocabulary.reader(self._inner)
         self._prefix, self._suffix = vocabulary.special_tokens(self._inner, self._file)
         if self.max_tokens <= self._prefix + self._suffix:
             raise StartError(
@@ -223,7 +224,7 @@ class Tokenizer:
                 raise error
             refused.setdefault(first + i, error)
 
-        found = self._inner.encode_batch_fast(self._capped(texts, first, truncate, field, refuse))
+        found = self._reader.encode_batch_fast(self._capped(texts, first, truncate, field, refuse))
         for i, length in enumerate(map(len, found)):  # before any list of ids is made: that holds the GIL
             if not length:
                 refuse(i, self._empty(first + i, field))
@@ -286,7 +287,7 @@ class Tokenizer:
         most, _ = self._limit(truncate)
         capped = self._capped([t[cut] for t in texts], first, truncate._replace(left=False), field)
         whole = [[*t[:cut], c, *t[cut + 1 :]] for t, c in zip(texts, capped, strict=True)]
-        flat = iter(self._inner.encode_batch_fast([p for t in whole for p in t], add_special_tokens=False))
+        flat = iter(self._reader.encode_batch_fast([p for t in whole for p in t], add_special_tokens=False))
         before, _ = self.around
         sequences = []
         for i, t in enumerate(whole):
@@ -455,7 +456,7 @@ class Tokenizer:
 
     def _plain(self, texts: Sequence[str] | dict[str, None]) -> list[tuple[str, list[int]]]:
         """Each text with its ids, nothing added."""
-        found = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        found = self._reader.encode_batch_fast(list(texts), add_special_tokens=False)
         return [(t, e.ids) for t, e in zip(texts, found, strict=True)]
 
     def _checked(self, batch: TokenBatch, first: int, field: str) -> TokenBatch:
