@@ -345,6 +345,14 @@ class CorpusConfig:
         "lower it where memory is short.",
         low=1,
     )
+    server: str | None = knob(
+        None,
+        "URL of a running Hortus server to use in place of an engine here; give it several times for several servers.",
+        many=True,
+    )
+    server_key: str | None = knob(
+        None, "Key that the servers want. Better set in the environment (HORTUS_SERVER_KEY).", secret=True
+    )
     progress: str = knob(
         "auto",
         "What to tell while it runs. auto: a bar on a terminal, else a JSON line on standard output every few seconds.",

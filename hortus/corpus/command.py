@@ -26,6 +26,7 @@ from hortus.corpus.output import schema_of
 from hortus.corpus.pipeline import Parts, run
 from hortus.corpus.plan import Unit, Window
 from hortus.corpus.progress import Progress
+from hortus.corpus.server import Servers
 from hortus.corpus.store import Store
 from hortus.corpus.vectors import Backend, Local, Wish
 from hortus.errors import RequestError, StartError
@@ -77,8 +78,10 @@ def embed(inputs: Sequence[str], model: str | None, settings: Config) -> int:
     """Run to the end, or until SIGINT or SIGTERM. Returns the exit status; StartError."""
     if settings.corpus.out is None:
         raise StartError("`hortus embed` needs --out: a folder for the vectors")
-    if model is None:
-        raise StartError("`hortus embed` needs --model: a folder, a hub id, or `demo`")
+    if model is None and settings.corpus.server is None:
+        raise StartError("`hortus embed` needs --model (a folder, a hub id, or `demo`) or --server")
+    if model is not None and settings.corpus.server is not None:
+        raise StartError("--model and --server: give one; servers have their model")
     with asyncio.Runner() as runner:
         return runner.run(_stoppable(job_of(inputs, model, settings)))
 
@@ -172,6 +175,8 @@ async def _embed(job: Job) -> int:
 
 async def _open(job: Job, closing: AsyncExitStack) -> tuple[Backend, dict[str, Any], str]:
     """(where vectors come from, what the run is, what makes them)."""
+    if job.settings.corpus.server is not None:
+        return await _open_servers(job, closing)
     assert job.model is not None, "looked at before"
     opened = await open_local(job.model, job.settings, closing, merge=False)
     prompts, wish = opened.embedder.prompts, job.wish
@@ -188,6 +193,19 @@ async def _open(job: Job, closing: AsyncExitStack) -> tuple[Backend, dict[str, A
         manifest.identity(model, options_of(job.settings), job.files),
         manifest.engine_name(opened.embedder.info),
     )
+
+
+async def _open_servers(job: Job, closing: AsyncExitStack) -> tuple[Backend, dict[str, Any], str]:
+    corpus, wish = job.settings.corpus, job.wish
+    assert corpus.server is not None, "asked for only then"
+    wish = replace(wish, truncate=True if job.settings.ivy.auto_truncate else None)
+    if wish.prompt_name == "none":
+        wish = replace(wish, prompt_name="")
+    servers = Servers([u.strip() for u in corpus.server.split(",")], wish, key=corpus.server_key)
+    closing.callback(servers.close)
+    await servers.open()
+    what = manifest.identity(servers.model, {**options_of(job.settings), "prompt_name": wish.prompt_name}, job.files)
+    return servers, what, servers.engine
 
 
 def options_of(settings: Config) -> dict[str, Any]:

@@ -53,22 +53,49 @@ class File:
         """Its bytes, unpacked. The file system is found again, so that a File may travel to another process."""
         where, _ = file_system(self.url)
         raw = cast(BinaryIO, where.open(self.path, "rb"))
-        return Packed(raw, self.compression) if self.compression else raw
+        return raw if self.format == "parquet" else Stream(raw, self.compression)
 
 
-class Packed(io.BufferedReader):
-    """A compressed file's bytes. `packed` is the file itself, whose position says how far reading has come."""
+class Stream(io.BufferedReader):
+    """A file read from its beginning on, unpacked; in large pieces, because each may be a request to a far store."""
 
-    def __init__(self, packed: BinaryIO, compression: str) -> None:
-        self.packed = packed
-        inner: Any = (
-            gzip.GzipFile(fileobj=packed) if compression == "gzip" else pa.CompressedInputStream(packed, "zstd")
-        )
+    def __init__(self, file: BinaryIO, compression: str | None) -> None:
+        self._file = _Counted(file)
+        inner: Any = self._file
+        if compression is not None:
+            packed = io.BufferedReader(self._file, _BUFFER)
+            inner = gzip.GzipFile(fileobj=packed) if compression == "gzip" else pa.CompressedInputStream(packed, "zstd")
         super().__init__(inner, _BUFFER)
+
+    @property
+    def taken(self) -> int:
+        """Bytes of the file itself, as it is stored, that have been read."""
+        return self._file.taken
 
     def close(self) -> None:
         super().close()
-        self.packed.close()
+        self._file.close()
+
+
+class _Counted(io.RawIOBase):
+    """A file, and how much of it has been read."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._inner, self.taken = file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, into: Any) -> int:
+        data = self._inner.read(len(into))
+        into[: len(data)] = data
+        self.taken += len(data)
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._inner.close()
+        super().close()
 
 
 def file_system(url: str) -> tuple[Any, str]:

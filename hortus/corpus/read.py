@@ -19,7 +19,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hortus.corpus.files import File, Packed
+from hortus.corpus.files import File, Stream
 from hortus.errors import InvalidInput, StartError
 
 BLOCK_ROWS = 1024
@@ -260,20 +260,17 @@ def _from_lines(file: File, f: BinaryIO, columns: Columns, skip: int) -> Iterato
     if skip:
         next(itertools.islice(rows, skip - 1, skip), None)
     at = skip
-    told = passed = _position(f) if skip else 0
+    told = passed = _taken(f) if skip else 0
     while some := list(itertools.islice(rows, BLOCK_ROWS)):
         texts = [text for text, _ in some]
         kept = _table([row for _, row in some], texts, columns)
-        here = _position(f)
+        here = _taken(f)
         yield Block(file, at, texts, kept, float(here - told), passed)
         at, told, passed = at + len(some), here, 0
 
 
-def _position(f: BinaryIO) -> int:
-    try:
-        return int((f.packed if isinstance(f, Packed) else f).tell())
-    except (OSError, ValueError):
-        return 0
+def _taken(f: BinaryIO) -> int:
+    return f.taken if isinstance(f, Stream) else 0
 
 
 def _lines(f: BinaryIO) -> Iterator[bytes]:

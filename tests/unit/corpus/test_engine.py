@@ -171,3 +171,37 @@ def test_chunks_have_their_places(fake: hortus.Engine):
 def test_chunks_that_cannot_be(fake: hortus.Engine, wish, said):
     with pytest.raises(StartError, match=said):
         run(fake, ["a"], **wish)
+
+
+def test_contextual_chunks_are_those_of_the_server(tmp_path):
+    """A text's chunks in one sequence, as many as the model takes, each with its span."""
+    from small_models import pplx_folder
+
+    from hortus.config import IvyConfig, TulipConfig
+    from hortus.ivy.embed import Embedder
+    from hortus.metrics import Metrics
+    from hortus.tulip.fake import FakeEngine
+    from hortus.tulip.scheduler import Scheduler
+
+    folder, metrics = pplx_folder(tmp_path / "model"), Metrics()
+    model = FakeEngine(width=16, vocab_size=300, max_tokens=64)
+
+    async def both(text: str, most: int):
+        scheduler = Scheduler(model, TulipConfig(), metrics, merge=False)
+        await scheduler.start()
+        embedder = Embedder(folder, model.info, scheduler, IvyConfig(), metrics)
+        found = await Local(embedder, Wish(chunk_tokens=most, contextual=True)).vectors([text, "", text[:30]])
+        chunks = [text[a:b] for owner, (_, a, b) in zip(found.owners, found.chunks, strict=True) if owner == 0]
+        runs = [chunks[:3], chunks[3:]]  # 3 x 20 bytes and 2 separators are within 64 tokens
+        tokens = await embedder.documents(runs, truncate=embedder.truncate(False))
+        wanted = fake_rows(tokens.batch, 16)
+        embedder.close()
+        await scheduler.close()
+        return found, chunks, wanted
+
+    text = "abcdefghijklmnopqrst" * 4 + "end"
+    found, chunks, wanted = asyncio.run(both(text, 20))
+    assert chunks == ["abcdefghijklmnopqrst"] * 4 + ["end"]
+    assert np.array_equal(found.rows[:5], wanted)
+    assert found.owners.tolist() == [0] * 5 + [2] * 2
+    assert set(found.refused) == {1}

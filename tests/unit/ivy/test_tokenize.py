@@ -152,3 +152,23 @@ def test_folders_that_cannot_serve_are_start_errors(folder, tmp_path):
         Tokenizer(replace(folder, transformer=tmp_path))
     with pytest.raises(StartError, match="--max-length"):
         Tokenizer(folder, max_tokens=2)
+
+
+async def test_sift_leaves_out_what_encode_would_refuse(folder):
+    tokenizer = Tokenizer(folder, max_tokens=8, max_chars=50)
+    given = ["a", "b " * 9, "c", "d" * 51, "e"]
+    batch, refused = await tokenizer.sift(given)
+    assert batch.ids.tolist() == tokenizer.encode(["a", "c", "e"]).ids.tolist()
+    assert {i: type(e) for i, e in refused.items()} == {1: TooLong, 3: TooLong}
+    for i in refused:
+        with pytest.raises(TooLong) as e:
+            tokenizer.encode(given[i : i + 1], i)
+        assert str(e.value) == str(refused[i])
+    assert len((await tokenizer.sift(given, truncate=Truncate(True)))[0]) == 5
+    assert (await tokenizer.sift(["x " * 20]))[0].rows == 0
+    narrow = Tokenizer(folder, vocab_size=3000)
+    batch, refused = await narrow.sift(["a", "zoo"])
+    assert (len(batch), list(refused)) == (1, [1])
+    assert (len((await narrow.sift([]))[0])) == 0
+    tokenizer.close()
+    narrow.close()

@@ -642,3 +642,17 @@ async def test_bulk_does_not_push_short_queries_beyond_two_steps_nor_starve():
     assert with_lanes <= 2 * step_ms + 5, f"{with_lanes:.1f} ms; a step takes {step_ms:.1f} ms"
     assert without > 2 * with_lanes
     assert rate > 0.8 * full_rate
+
+
+async def test_unmerged_works_are_steps_of_their_own_in_order():
+    """For corpora: what is in a step must not hang on what else waits."""
+    engine = FakeEngine(width=8, batch_tokens=16, delay_s=0.001)
+    scheduler = Scheduler(engine, TulipConfig(), Metrics(), merge=False)
+    await scheduler.start()
+    sizes = [1, 16, 3, 2, 15, 1, 4]
+    batches = [TokenBatch.of([[n] * n]) for n in sizes]
+    results = await asyncio.gather(*(scheduler.encode(b) for b in batches))
+    assert [tokens for _, tokens in engine.shapes] == sizes
+    assert all(np.array_equal(r.rows, fake_rows(b, 8)) for r, b in zip(results, batches, strict=True))
+    assert scheduler.busy_s > 0
+    await scheduler.close()

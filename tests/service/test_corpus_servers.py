@@ -1,0 +1,143 @@
+"""`hortus embed --server`: the same vectors as an engine here, whatever the servers do meanwhile."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from gateway_server import running
+
+from hortus import config
+from hortus.config import TulipConfig
+from hortus.corpus import command, server
+from hortus.errors import StartError
+from hortus.tulip.fake import FakeEngine
+
+TEXTS = [f"the cat {i} sat on " + "a mat " * (i % 40) for i in range(1500)]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "in.jsonl"
+    rows: list[object] = list(TEXTS)
+    rows[7], rows[8], rows[900] = None, "word " * 400, "word " * 401
+    path.write_text("\n".join(json.dumps({"id": i, "text": t}) for i, t in enumerate(rows)))
+    return path
+
+
+def embed(given: Path, out: Path, *urls: str, **flags: object) -> int:
+    fixed = {"out": str(out), "id": "id", "progress": "none", "part_rows": 400, "window_rows": 200}
+    settings = config.load(flags={**fixed, "server": ",".join(urls), **flags})
+    return command.embed([str(given)], None, settings)
+
+
+def local(given: Path, out: Path, **flags: object) -> int:
+    fixed = {
+        "out": str(out),
+        "id": "id",
+        "progress": "none",
+        "part_rows": 400,
+        "window_rows": 200,
+        "fake_delay_ms": 0.0,
+    }
+    return command.embed([str(given)], "demo", config.load(flags={**fixed, **flags}))
+
+
+def rows(out: Path) -> tuple[list[int], np.ndarray]:
+    tables = [pq.read_table(p) for p in sorted(out.glob("part-*"))]
+    return [i for t in tables for i in t.column("id").to_pylist()], np.concatenate(
+        [np.array(t.column("embedding").to_pylist()) for t in tables]
+    )
+
+
+def rejects(out: Path) -> dict[int, str]:
+    lines = [json.loads(line) for p in sorted(out.glob("_rejects/*")) for line in p.read_text().splitlines()]
+    return {r["id"]: r["code"] for r in lines}
+
+
+def engine() -> FakeEngine:
+    return FakeEngine(width=384, max_tokens=256, normalize=True, name="mini", delay_s=0.002)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16", "binary"])
+def test_the_same_vectors_and_rejects_as_here(corpus: Path, tmp_path: Path, precision: str):
+    assert local(corpus, tmp_path / "local", precision=precision) == 3
+    with running(engine()) as one, running(engine()) as two:
+        assert embed(corpus, tmp_path / "out", one.url, two.url + "/v1", precision=precision) == 3
+        assert min(one.engine.steps, two.engine.steps) > 1
+    (ids, got), (wanted_ids, wanted) = rows(tmp_path / "out"), rows(tmp_path / "local")
+    assert ids == wanted_ids
+    assert np.array_equal(got, wanted)
+    assert rejects(tmp_path / "out") == rejects(tmp_path / "local")
+    assert set(rejects(tmp_path / "out")) == {7, 8, 900}
+
+
+def test_a_server_that_ends_is_done_without(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert local(corpus, tmp_path / "local") == 3
+    with running(engine()) as one, running(engine()) as two:
+
+        def end() -> None:
+            deadline = time.monotonic() + 20
+            while one.engine.steps < 6 and time.monotonic() < deadline:
+                time.sleep(0.002)
+            one.stop()
+
+        ender = threading.Thread(target=end)
+        ender.start()
+        assert embed(corpus, tmp_path / "out", one.url, two.url) == 3
+        ender.join()
+    assert np.array_equal(rows(tmp_path / "out")[1], rows(tmp_path / "local")[1])
+
+
+def test_a_queue_that_is_full_is_waited_for(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(server, "REQUEST_CHARS", 4000)
+    monkeypatch.setattr(server, "REST_S", (0.01, 0.05))
+    with running(engine(), TulipConfig(max_queue_tokens=1500)) as one:
+        assert embed(corpus, tmp_path / "out", one.url) == 3
+        assert one.sample("hortus_requests_total", code="overloaded") > 0
+    assert len(rows(tmp_path / "out")[0]) == len(TEXTS) - 3
+
+
+def test_no_server_for_long_ends_the_run(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(server, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(server, "REST_S", (0.02, 0.1))
+    with running(engine()) as one:
+        taken = FakeEngine.step
+
+        def step(self, batch):
+            if self.steps == 8:
+                one.stop()
+            return taken(self, batch)
+
+        monkeypatch.setattr(FakeEngine, "step", step)
+        with pytest.raises(StartError, match=r"no server has answered for 0\.3 s"):
+            embed(corpus, tmp_path / "out", one.url)
+        monkeypatch.setattr(FakeEngine, "step", taken)
+    with running(engine()) as again:
+        assert embed(corpus, tmp_path / "out", again.url) == 3
+
+
+def test_what_cannot_start_says_why(corpus: Path, tmp_path: Path):
+    with pytest.raises(StartError, match=r"--server http://127\.0\.0\.1:9: "):
+        embed(corpus, tmp_path / "out", "http://127.0.0.1:9")
+    with pytest.raises(StartError, match="expected a URL"):
+        embed(corpus, tmp_path / "out", "127.0.0.1:9")
+    with running(engine(), api_keys="secret") as one, running(FakeEngine(width=8, name="mini")) as two:
+        with pytest.raises(StartError, match="key"):
+            embed(corpus, tmp_path / "out", one.url)
+        assert embed(corpus, tmp_path / "keyed", one.url, server_key="secret") == 3
+        with pytest.raises(StartError, match="not the same model"):
+            embed(corpus, tmp_path / "out", one.url, two.url, server_key="secret")
+        with pytest.raises(StartError, match="--int8-ranges"):
+            embed(corpus, tmp_path / "out", two.url, precision="int8")
+        with pytest.raises(StartError, match="--dimensions 9"):
+            embed(corpus, tmp_path / "out", two.url, dimensions=9)
+        with pytest.raises(StartError, match="--chunk-tokens"):
+            embed(corpus, tmp_path / "out", two.url, chunk_tokens=9)
+    with pytest.raises(StartError, match="--model and --server"):
+        command.embed([str(corpus)], "demo", config.load(flags={"out": "x", "server": "http://a"}))
