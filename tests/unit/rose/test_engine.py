@@ -47,6 +47,10 @@ def test_device_and_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert pick_device("auto").type == pick_device("cuda").type == "cuda"
     assert pick_device("cpu").type == "cpu"
+    assert pick_dtype("auto", torch.device("cpu")) == torch.float32
+    assert pick_dtype("auto", torch.device("cuda")) == torch.bfloat16
+    assert pick_dtype("float16", torch.device("cuda")) == torch.float16
+    assert usable_cores() >= 1
 
 
 def test_gpus_left_idle_are_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -56,10 +60,6 @@ def test_gpus_left_idle_are_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
         pick_device("auto")
         assert ("using one of 4 GPUs; `hortus serve --replicas 4` uses them all" in caplog.text) is told
-    assert pick_dtype("auto", torch.device("cpu")) == torch.float32
-    assert pick_dtype("auto", torch.device("cuda")) == torch.bfloat16
-    assert pick_dtype("float16", torch.device("cuda")) == torch.float16
-    assert usable_cores() >= 1
 
 
 def test_dummy_engine(folder: Path) -> None:
