@@ -93,6 +93,12 @@ class IvyConfig:
         low=0,
     )
     tokenize_threads: int = knob(2, "Threads for tokenising long requests.", low=1)
+    tokenize_apart: bool = knob(
+        True,
+        "Read long texts (16k characters and more at once) in a process beside each of those threads, started when the first one "
+        "comes, so that short requests do not wait for Python's lock. Each holds the tokenizer once more: 60 MB, and some "
+        "hundreds for vocabularies of 250k entries.",
+    )
     templates: str | None = knob(
         None,
         "TOML file of prompts (table [prompts]), `default` prompt and `pair` template; adds to the model's own. Read again "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -85,6 +86,7 @@ class Embedder:
             inline_chars=config.tokenize_inline_chars,
             threads=config.tokenize_threads,
             max_chars=config.max_input_chars,
+            apart=config.tokenize_apart,
         )
         ranges = None if config.int8_ranges is None else outputs.read_ranges(config.int8_ranges)
         if ranges is not None and ranges.shape[1] > info.width:
@@ -202,7 +204,7 @@ class Embedder:
             batch = await self.tokenizer.pieces(texts, pair.cut, documents, truncate=truncate, field=field)
         else:
             batch = await self.tokenizer.joined(
-                queries, documents, lambda q, d: pair.texts(q, d, instruction)[0], truncate=truncate, field=field
+                queries, documents, functools.partial(pair.text, instruction), truncate=truncate, field=field
             )
         return self._tokens(batch, begin, field)
 

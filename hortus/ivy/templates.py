@@ -42,6 +42,11 @@ class Pair:
         said = {"query": query, "document": document, "instruction": instruction or self.instruction}
         return [re.sub(r"\{(query|document|instruction)\}", lambda m: said[m[1]], piece) for piece in self.pieces]
 
+    def text(self, instruction: str | None, query: str, document: str) -> str:
+        """Of a template in one piece: the text."""
+        (whole,) = self.texts(query, document, instruction)
+        return whole
+
     @property
     def cut(self) -> int:
         """The piece that may be cut."""

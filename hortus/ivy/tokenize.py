@@ -17,13 +17,15 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
+from typing import Any, cast
 
 import numpy as np
 import tokenizers
 
-from hortus.errors import InvalidInput, StartError, TooLong
+from hortus.errors import Draining, InvalidInput, StartError, TooLong
 from hortus.folder import ModelFolder, read_json
 from hortus.ivy import assemble, vocabulary
+from hortus.ivy.apart import Apart, Gone
 from hortus.ivy.assemble import Frame, Truncate, longest_first, shortened
 from hortus.ivy.fit import fit
 from hortus.ivy.split import cut
@@ -35,7 +37,11 @@ LEAST_CHARS = 4096
 """Fewer characters are not worth another thread."""
 NICE = 10
 """Priority of the threads: what a long text takes longer by, short ones do not wait."""
+APART_CHARS = 16 * 1024
+"""From so many characters on a slice is read in another process (apart.py): for fewer, the way there costs more than it saves."""
 REFUSE = Truncate()
+Call = tuple[str, tuple[Any, ...], dict[str, Any]]
+"""A method of Tokenizer, and what to call it with."""
 
 # The library's own pool has no bound but the machine, and a short text that is tokenised at once would wait in it behind long
 # ones. Ours is the pool (--tokenize-threads).
@@ -58,9 +64,21 @@ class Tokenizer:
         inline_chars: int = 1024,
         threads: int = 2,
         max_chars: int = 1_000_000,
+        apart: bool = False,
     ) -> None:
         """max_tokens, vocab_size: the engine's; default, what the folder says. max_chars: of one text, whatever its tokens.
-        StartError when it cannot serve."""
+        apart: give each thread a process for long texts, once there are some. StartError when it cannot serve."""
+        self._recipe = (
+            (
+                Tokenizer,
+                (folder,),
+                {"max_tokens": max_tokens, "vocab_size": vocab_size, "max_chars": max_chars},
+            )
+            if apart
+            else None
+        )
+        self._of_thread = threading.local()
+        self._apart: list[Apart] = []
         self._file = folder.transformer / "tokenizer.json"
         self._inner = vocabulary.load(self._file)
         if vocabulary.wants_lower_case(folder):
@@ -82,11 +100,15 @@ class Tokenizer:
         self._types = int(folder.config.get("type_vocab_size", 0)) > 1
         self._separator_text = vocabulary.token_text(settings.get("sep_token"))
         self._inline_chars, self.max_chars = inline_chars, max_chars
+        self._closed = False
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize", initializer=_stand_back)
 
     def close(self) -> None:
         """Stop the threads; what they are at is finished first, what waits is dropped."""
+        self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
+        for apart in self._apart:
+            apart.stop()
 
     # Asynchronous: at once when short, else slice by slice in a thread. All raise InvalidInput and TooLong.
 
@@ -94,7 +116,7 @@ class Tokenizer:
         """Tokens of every text, special ones added. field: what the request calls the texts, for errors."""
         return await self._sliced(
             [len(t) for t in texts],
-            lambda lo, hi: self.encode(texts[lo:hi], lo, truncate=truncate, field=field),
+            lambda lo, hi: ("encode", (texts[lo:hi], lo), {"truncate": truncate, "field": field}),
         )
 
     async def sift(
@@ -104,7 +126,8 @@ class Tokenizer:
         refused: dict[int, InvalidInput] = {}
         batch = await self._sliced(
             [len(t) for t in texts],
-            lambda lo, hi: self.encode(texts[lo:hi], lo, truncate=truncate, refused=refused),
+            lambda lo, hi: ("encode", (texts[lo:hi], lo), {"truncate": truncate, "refused": refused}),
+            apart=False,  # `refused` is written to
         )
         return batch, refused
 
@@ -125,7 +148,7 @@ class Tokenizer:
         lefts = [*lefts] * len(rights) if len(lefts) == 1 else lefts
         return await self._sliced(
             [len(b) for b in rights],
-            lambda lo, hi: self._pairs(lefts[lo:hi], rights[lo:hi], lo, truncate, (most_left, most_right), field),
+            lambda lo, hi: ("_pairs", (lefts[lo:hi], rights[lo:hi], lo, truncate, (most_left, most_right), field), {}),
         )
 
     async def pieces(
@@ -141,7 +164,7 @@ class Tokenizer:
         follows. cut: the one of them that ends in the entry's tail and loses of it where the whole is too long."""
         return await self._sliced(
             [sum(map(len, t)) for t in texts],
-            lambda lo, hi: self._pieces(texts[lo:hi], cut, tails[lo:hi], lo, truncate, field),
+            lambda lo, hi: ("_pieces", (texts[lo:hi], cut, tails[lo:hi], lo, truncate, field), {}),
         )
 
     async def joined(
@@ -157,7 +180,7 @@ class Tokenizer:
         around them (see fit.py)."""
         return await self._sliced(
             [len(q) + len(d) for q, d in zip(queries, documents, strict=True)],
-            lambda lo, hi: self._joined(queries[lo:hi], documents[lo:hi], lo, join, truncate, field),
+            lambda lo, hi: ("_joined", (queries[lo:hi], documents[lo:hi], lo, join, truncate, field), {}),
         )
 
     async def documents(
@@ -167,7 +190,7 @@ class Tokenizer:
         so that no chunk can pose as a separator."""
         return await self._sliced(
             [sum(map(len, d)) for d in documents],
-            lambda lo, hi: self._documents(documents[lo:hi], lo, truncate, field),
+            lambda lo, hi: ("_documents", (documents[lo:hi], lo, truncate, field), {}),
         )
 
     def prepare_documents(self) -> None:
@@ -186,9 +209,14 @@ class Tokenizer:
 
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    async def _sliced(self, sizes: list[int], work: Callable[[int, int], TokenBatch]) -> TokenBatch:
+    async def _sliced(self, sizes: list[int], of: Callable[[int, int], Call], *, apart: bool = True) -> TokenBatch:
         if sum(sizes) <= self._inline_chars:
-            return work(0, len(sizes))
+            name, args, named = of(0, len(sizes))
+            return cast(TokenBatch, getattr(self, name)(*args, **named))
+
+        def work(lo: int, hi: int) -> TokenBatch:
+            return self._work(of(lo, hi), apart and sum(sizes[lo:hi]) >= APART_CHARS)
+
         loop, at_once = asyncio.get_running_loop(), self._threads._max_workers
         # The library releases the GIL, so the loop runs on meanwhile. Of one request there are never more slices in the pool
         # than threads, so that another's wait for no more than that.
@@ -201,6 +229,26 @@ class Tokenizer:
                     raise done  # of several the first in order, so that a request gets the same answer each time
                 parts.append(done)
         return TokenBatch.merge(parts)
+
+    def _work(self, call: Call, apart: bool) -> TokenBatch:
+        """In a thread of the pool: the call, in the thread's own process if it has one by now."""
+        name, args, named = call
+        if apart and self._recipe is not None:
+            process: Apart | None = getattr(self._of_thread, "process", None)
+            if process is None:
+                process = self._of_thread.process = Apart(self._recipe)
+                self._apart.append(process)
+            if self._closed:
+                process.stop()
+            try:
+                if process.ready():
+                    return cast(TokenBatch, process.call(name, *args, **named))
+            except Gone:
+                if self._closed:
+                    raise Draining(
+                        "this server shut down before the request was finished (--drain-s); send it again"
+                    ) from None
+        return cast(TokenBatch, getattr(self, name)(*args, **named))
 
     # Synchronous. `first`: the index that the request gave to the first text, for errors.
 
