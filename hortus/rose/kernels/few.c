@@ -41,8 +41,8 @@ static inline vec larger(vec a, vec b) { return either(a > b, a, b); }
 
 /* e^x to about 2 ulp: 2^n e^r with |r| <= ln 2 / 2, e^r by the polynomial of Cephes' expf. */
 static inline vec exp_(vec x) {
-    x = larger(x, all(-87.0f));
-    x = either(x < all(88.0f), x, all(88.0f));
+    x = either(x < all(-87.0f), all(-87.0f), x); /* NaN passes */
+    x = either(x > all(88.0f), all(88.0f), x);
     const vec shift = all(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
     vec n = x * all(1.44269504f) + shift;
     n = n - shift;
@@ -84,7 +84,7 @@ static inline vec activate(int kind, vec x) {
         return x / (all(1.0f) + exp_(all(-2.0f) * y));
     }
     case RELU:
-        return larger(x, all(0.0f));
+        return either(x < all(0.0f), all(0.0f), x);
     default:
         return x / (all(1.0f) + exp_(-x));
     }
@@ -177,13 +177,16 @@ static void attend(const Few *f, int head) {
             most = larger(most, s);
         }
         for (int j = lo; j < hi; j++) {
-            score[j] = either(score[j] > all(-1e29f), exp_(score[j] - most), all(0.0f));
+            score[j] = either(score[j] < all(-1e29f), all(0.0f), exp_(score[j] - most));
             sum += score[j];
         }
         sum = all(1.0f) / sum;
         for (long e = 0; e < d; e++) {
             vec y = all(0.0f);
-            for (int j = lo; j < hi; j++) y += all(values[j / W * panel + e * W + j % W]) * score[j];
+            for (int j = lo; j < hi; j++) { /* a hidden key adds nothing, not even NaN */
+                const vec value = all(values[j / W * panel + e * W + j % W]);
+                y += either(score[j] == all(0.0f), all(0.0f), value) * score[j];
+            }
             store(a + e * W, y * sum);
         }
     }

@@ -111,7 +111,10 @@ class Encoder:
         """[T, hidden] after the last block, and the final norm where there is one."""
         x = self._embedded(inputs)
         if self._few is not None and self._cu_seqlens_cpu is not None and len(x) <= FEW_TOKENS:
-            return self._few(x, self._cu_seqlens_cpu)
+            few = self._few(x, self._cu_seqlens_cpu)
+            # A mask multiplies neighbours by zero, which NaN survives: then each sequence goes by itself.
+            if len(self._cu_seqlens_cpu) == 2 or bool(torch.isfinite(few.sum())):
+                return few
         angles = {windowed: rotary.at(inputs.positions) for windowed, rotary in self._rotary.items()}
         block = self._norm_before if self._spec.prenorm else self._norm_after
         for layer in self._layers:

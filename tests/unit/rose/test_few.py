@@ -101,6 +101,28 @@ def test_neighbours_do_not_matter(way: FewFactory) -> None:
     torch.testing.assert_close(together[:10], alone, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("act", ["gelu", "gelu_new", "relu", "silu"])
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_what_is_not_finite_spoils_its_own_sequence_and_no_other(way: FewFactory, act: str, poison: float) -> None:
+    """The embedding of token 7 is broken; the sequences around it share panels with it."""
+    plain, fast = both({"model_type": "bert", "hidden_act": act}, way)
+    for trunk in (plain, fast):
+        trunk._word[7] = poison
+    ids = torch.tensor([1, 2, 3, 4, 7, 5, 6, 8, 9, 10, 11, 12], dtype=torch.int32)
+    for lengths in ([3, 3, 6], [12]):
+        cu = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        rows = []
+        for trunk in (plain, fast):
+            trunk.plan(cu, torch.from_numpy(cu), max(lengths))
+            inputs = Inputs(ids, torch.from_numpy(positions(cu)), None, torch.from_numpy(cu))
+            with torch.inference_mode():
+                rows.append(trunk.forward(inputs))
+        torch.testing.assert_close(torch.isfinite(rows[1]), torch.isfinite(rows[0]))
+        finite = torch.isfinite(rows[0])
+        torch.testing.assert_close(rows[1][finite], rows[0][finite], rtol=0, atol=5e-6)
+        assert int(finite.all(1).sum()) == (9 if len(lengths) > 1 else 0)
+
+
 def test_compiled_takes_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     if compiled.library() is None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)("few.c was not built: install again with a C compiler")
