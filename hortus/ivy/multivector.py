@@ -7,7 +7,6 @@ Knows what the folder says (hortus/late.py) and a tokenizer. Does not know JSON 
 from __future__ import annotations
 
 import numpy as np
-from tokenizers import AddedToken
 
 from hortus.errors import InvalidInput, StartError
 from hortus.ivy import assemble
@@ -21,19 +20,12 @@ class Reader:
     """Reads texts the model's way."""
 
     def __init__(self, late: Late, tokenizer: Tokenizer) -> None:
-        """Teaches the tokenizer the model's markers. StartError when it lacks a token that the model needs."""
+        """StartError when the tokenizer lacks a token that the model needs."""
         self._late, self._tokenizer = late, tokenizer
-        inner = tokenizer._inner
-        for text in late.markers:
-            known = next((t for t in (text, *text.split()[:1]) if inner.token_to_id(t) is not None), None)
-            if known is not None and inner.encode(known, add_special_tokens=False).tokens != [known]:
-                inner.add_special_tokens([AddedToken(known, normalized=False, special=True)])
-        found = [i for i in map(inner.token_to_id, late.skip) if i is not None]
+        found = [i for i in map(tokenizer.token_id, late.skip) if i is not None]
         self._skipped: Int32 = np.array(found, np.int32)
-        self._filler = None
-        if late.expansion is not None and (filler := inner.token_to_id(late.expansion.token)) is not None:
-            self._filler = filler
-        elif late.expansion is not None:
+        self._filler = None if late.expansion is None else tokenizer.token_id(late.expansion.token)
+        if late.expansion is not None and self._filler is None:
             raise StartError(f"queries are expanded by {late.expansion.token!r}, which the tokenizer does not know")
 
     async def read(self, texts: list[str], *, query: bool, truncate: Truncate, field: str) -> TokenBatch:

@@ -86,6 +86,8 @@ class Tokenizer:
         settings = read_json(folder.transformer / "tokenizer_config.json")
         self._cut_left = settings.get("truncation_side") == "left"
         self.max_tokens = folder.max_tokens if max_tokens is None else max_tokens
+        if folder.late is not None:
+            vocabulary.teach(self._inner, folder.late.markers)
         self._reader = vocabulary.reader(self._inner)
         self._prefix, self._suffix = vocabulary.special_tokens(self._inner, self._file)
         if self.max_tokens <= self._prefix + self._suffix:
@@ -448,6 +450,11 @@ class Tokenizer:
         if truncate.on:
             sequences = [shortened(list(s), most, left) for s in sequences]
         return TokenBatch.of(sequences)
+
+    def token_id(self, token: str) -> int | None:
+        """The id of one token; None where there is none."""
+        found: int | None = self._inner.token_to_id(token)
+        return found
 
     async def tokens(self, texts: Sequence[str], *, special: bool, literal: bool = False) -> list[tokenizers.Encoding]:
         """Encodings with their offsets; special: add special tokens; literal: text that spells one is text."""

@@ -73,6 +73,14 @@ class Reader(Protocol):
         """Ids of every text; offsets are not kept."""
 
 
+def teach(inner: tokenizers.Tokenizer, markers: Sequence[str]) -> None:
+    """Make each marker that the vocabulary knows (whole, or its first word) one token wherever a text spells it."""
+    for text in markers:
+        known = next((t for t in (text, *text.split()[:1]) if inner.token_to_id(t) is not None), None)
+        if known is not None and inner.encode(known, add_special_tokens=False).tokens != [known]:
+            inner.add_special_tokens([tokenizers.AddedToken(known, normalized=False, special=True)])
+
+
 def reader(inner: tokenizers.Tokenizer) -> Reader:
     """The tokenizer, or the same made faster for plain texts where that is sure to give the same ids."""
     settings = json.loads(inner.to_str())
