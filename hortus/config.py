@@ -104,6 +104,12 @@ class IvyConfig:
         "TOML file of prompts (table [prompts]), `default` prompt and `pair` template; adds to the model's own. Read again "
         "on SIGHUP.",
     )
+    rerank_documents: str = knob(
+        "object",
+        'How rerank answers repeat a document: object is {"text": ...}, as Cohere, Jina and vLLM have it; text is the plain '
+        "text, for clients of Infinity, whose requests look the same.",
+        choices=("object", "text"),
+    )
     int8_ranges: str | None = knob(
         None,
         ".npy file [2, dimensions] of the least and greatest value of each dimension, from texts like yours: what int8 and "

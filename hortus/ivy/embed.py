@@ -105,6 +105,7 @@ class Embedder:
         one = info.kind == "classify" and info.width == 1
         self.activation = (folder.activation or "Sigmoid") if one else None
         self.relevance = outputs.activation(self.activation)
+        self.plain_documents = config.rerank_documents == "text"
 
     def close(self) -> None:
         self.tokenizer.close()

@@ -139,9 +139,12 @@ class Health:
             "model_type": {kind: labelled if names else {"pooling": pooling}},
             "max_input_length": info.max_tokens,
             "max_batch_tokens": info.batch_tokens,
+            "max_batch_requests": None,
             "max_client_batch_size": self._config.max_inputs,
             "auto_truncate": self._config.auto_truncate,
             "tokenization_workers": self._config.tokenize_threads,
+            "sha": None,
+            "docker_label": None,
             # Ours.
             "versions": versions(),
             "model": msgspec.to_builtins(info),

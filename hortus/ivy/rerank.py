@@ -160,7 +160,8 @@ class Rerank:
         results: list[dict[str, Any]] = [{"index": i, "relevance_score": values[i]} for i in found]
         if shown:
             for i, result in zip(found, results, strict=True):
-                result["document"] = question.documents[i] if infinity else _shown(given[i])
+                plain = infinity or embedder.plain_documents
+                result["document"] = question.documents[i] if plain else _shown(given[i])
         told = {
             "id": request.name,
             "object": "rerank" if infinity else "list",

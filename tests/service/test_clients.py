@@ -204,29 +204,33 @@ import json, litellm, sys
 told = json.loads(sys.argv[1])
 texts, embed, rerank = told["texts"], told["embed"], told["rerank"]
 vectors = litellm.embedding(model="openai/mini", input=texts, api_base=embed + "/v1", api_key="none", encoding_format="float")
+infinity = litellm.embedding(model="infinity/mini", input=texts, api_base=embed, api_key="none")
 ranks = {
-    p: litellm.rerank(model=p + "/mini", query="cat?", documents=texts, top_n=2, api_base=rerank, api_key="none").results
-    for p in told["providers"]
+    p: litellm.rerank(model=p + "/mini", query="cat?", documents=texts, top_n=2, api_base=base, api_key="none").results
+    for p, base in (*((p, rerank) for p in told["providers"]), ("infinity", told["plain"]))
 }
 print("RESULT" + json.dumps({
     "vectors": [d["embedding"] for d in vectors.data],
+    "infinity": [d["embedding"] for d in infinity.data],
     "ranks": {p: [(r["index"], r["relevance_score"]) for r in found] for p, found in ranks.items()},
 }))
 """
 
 
 def test_litellm(server, reranker):
-    told = json.dumps({"texts": TEXTS, "embed": server.url, "rerank": reranker.url, "providers": PROVIDERS})
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM, told],
-        env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},  # else it asks the internet at import
-        capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+    with running(engine(kind="classify", labels=("relevant",)), rerank_documents="text") as plain:
+        told = {"texts": TEXTS, "embed": server.url, "rerank": reranker.url, "plain": plain.url, "providers": PROVIDERS}
+        ran = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", PROGRAM, json.dumps(told)],
+            env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},  # else it asks the internet at import
+            capture_output=True, text=True, timeout=100,
+        )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     got = json.loads(next(x for x in ran.stdout.splitlines() if x.startswith("RESULT")).removeprefix("RESULT"))
-    np.testing.assert_allclose(got["vectors"], vectors_of(server), rtol=1e-6)
+    for name in ("vectors", "infinity"):
+        np.testing.assert_allclose(got[name], vectors_of(server), rtol=1e-6)
     scores = httpx.post(reranker.url + "/score", json={"queries": "cat?", "documents": TEXTS}).json()["data"]
-    for provider in PROVIDERS:
+    for provider in (*PROVIDERS, "infinity"):
         found = got["ranks"][provider]
         assert len(found) == 2, provider
         for at, value in found:

@@ -422,6 +422,10 @@ async def test_infinitys_shapes(reranker, classifier, embed):
     assert told["results"][0]["document"] == documents[told["results"][0]["index"]]
     bare = (await post(reranker, "/rerank", query="q", documents=documents, raw_scores=True)).json["results"]
     assert set(bare[0]) == {"index", "relevance_score"}
+    plain = client(reranker.app._embedder.folder, kind="classify", width=1, rerank_documents="text")
+    for path, shown in (("/rerank", True), ("/v1/rerank", True), ("/v2/rerank", False)):
+        told = (await post(plain, path, query="q", documents=documents)).json["results"][0]
+        assert told.get("document") == (documents[told["index"]] if shown else None)
     told = (await post(classifier, "/classify", input=documents, raw_scores=False)).json
     assert told["object"] == "classify"
     assert [set(x) for x in told["data"][1]] == [{"score", "label"}] * 3
