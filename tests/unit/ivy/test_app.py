@@ -355,7 +355,7 @@ async def test_names_with_slashes_have_a_model_page(made):
 
 
 async def test_unknown_routes_list_near_ones(client):
-    for path in "/embeddings", "/v1/embedding", "/v1/embeddings/":
+    for path in "/embedding", "/v1/embedding", "/v1/embeddings/":
         reply = await client.request("POST", path, b"{}")
         assert reply.status == 404
         assert "/v1/embeddings" in reply.error["message"]
