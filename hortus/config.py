@@ -338,7 +338,7 @@ class CorpusConfig:
         None, "Keep the first so many values of each vector (Matryoshka). Default: all.", low=1
     )
     prompt_name: str | None = knob(
-        None, "The model's prompt to put before each text. Default: its default prompt; `none` for none."
+        None, "The model's prompt to put before each text. Default: its default prompt; `none`: no prompt."
     )
     chunk_tokens: int | None = knob(
         None,
@@ -364,6 +364,14 @@ class CorpusConfig:
     )
     server_key: str | None = knob(
         None, "Key that the servers want. Better set in the environment (HORTUS_SERVER_KEY).", secret=True
+    )
+    ray: str | None = knob(
+        None,
+        "Run over a Ray cluster: its address, `auto` for the one this machine is of, or `local` for several engines on this "
+        "machine. Inputs and --out must be reachable from every node.",
+    )
+    actors: int | None = knob(
+        None, "Engines in the Ray cluster. Default: one a GPU; without GPUs one for every --threads (1) cores.", low=1
     )
     progress: str = knob(
         "auto",

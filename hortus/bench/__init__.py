@@ -34,6 +34,7 @@ PROGRAMS = {
     "cpu": ("hortus.bench.cpu", "against sentence-transformers in process: vectors, throughput, latency"),
     "http": ("hortus.bench.http", "what HTTP adds over a fake engine that takes no time"),
     "grpc": ("hortus.bench.http", "one process against gateways over gRPC, fake engine"),
+    "corpus": ("hortus.bench.corpus", "`hortus embed` against the engine alone; two Ray actors against one"),
     "engine": ("hortus.bench.engine", "GPU: checks, then step times of the pplx-embed shapes"),
     "kernels": ("hortus.bench.kernels", "GPU: each fused kernel and attention backend; the source of the choice table"),
     "report": ("hortus.bench.report", "plots and a page from result files"),

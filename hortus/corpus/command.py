@@ -10,8 +10,9 @@ import asyncio
 import hashlib
 import logging
 import os
+import pickle
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -29,7 +30,10 @@ from hortus.corpus.progress import Progress
 from hortus.corpus.server import Servers
 from hortus.corpus.store import Store
 from hortus.corpus.vectors import Backend, Local, Wish
+from hortus.engines import open_model
 from hortus.errors import RequestError, StartError
+from hortus.folder import ModelFolder
+from hortus.ivy import templates
 from hortus.local import open_local
 
 log = logging.getLogger("hortus.corpus")
@@ -54,13 +58,27 @@ class Job:
     def total_rows(self) -> int | None:
         return sum(n for n in self.counts if n is not None) if all(n is not None for n in self.counts) else None
 
+    def progress(self, done: Sequence[Record], busy_s: Callable[[], float | None]) -> Progress:
+        """Of a run that has come so far."""
+        return Progress(
+            self.settings.corpus.progress,
+            total_bytes=sum(f.size for f in self.files),
+            done_bytes=sum(f.size for r in done if r.ends_unit for f in self.units[r.unit].files),
+            total_rows=self.total_rows,
+            done_rows=sum(r.rows_in for r in done),
+            busy_s=busy_s,
+        )
+
+    def counts_of(self, unit: int) -> tuple[int | None, ...]:
+        """Rows of the files of a unit."""
+        before = sum(len(u.files) for u in self.units[:unit])
+        return self.counts[before : before + len(self.units[unit].files)]
+
     def windows(self, done: Sequence[Record]) -> Iterator[Window]:
         """What is left to do, unit by unit."""
         corpus = self.settings.corpus
         ended = {r.unit: r.part for r in done if r.ends_unit}
-        at = 0
         for unit in self.units:
-            counts, at = self.counts[at : at + len(unit.files)], at + len(unit.files)
             there = {r.part for r in done if r.unit == unit.number}
             if unit.number in ended and len(there) == ended[unit.number] + 1:
                 continue
@@ -70,7 +88,7 @@ class Job:
                 part_rows=corpus.part_rows,
                 window_rows=corpus.window_rows,
                 done=there,
-                counts=counts,
+                counts=self.counts_of(unit.number),
             )
 
 
@@ -82,6 +100,10 @@ def embed(inputs: Sequence[str], model: str | None, settings: Config) -> int:
         raise StartError("`hortus embed` needs --model (a folder, a hub id, or `demo`) or --server")
     if model is not None and settings.corpus.server is not None:
         raise StartError("--model and --server: give one; servers have their model")
+    if settings.corpus.ray is not None and settings.corpus.server is not None:
+        raise StartError("--ray and --server: give one; a server's machines are its own")
+    if settings.corpus.actors is not None and settings.corpus.ray is None:
+        raise StartError("--actors means nothing without --ray")
     with asyncio.Runner() as runner:
         return runner.run(_stoppable(job_of(inputs, model, settings)))
 
@@ -96,7 +118,7 @@ def job_of(inputs: Sequence[str], model: str | None, settings: Config) -> Job:
     wish = Wish(
         precision=corpus.precision,
         dimensions=corpus.dimensions,
-        prompt_name=corpus.prompt_name,
+        prompt_name="" if corpus.prompt_name == "none" else corpus.prompt_name,
         chunk_tokens=corpus.chunk_tokens,
         chunk_overlap=corpus.chunk_overlap,
         contextual=corpus.contextual,
@@ -142,26 +164,10 @@ async def _embed(job: Job) -> int:
         await asyncio.to_thread(store.prepare, manifest.PARTS, manifest.REJECTS)
         closing.callback(store.release)
         done = await asyncio.to_thread(manifest.records, store)
-        backend, what, engine = await _open(job, closing)
-        await asyncio.to_thread(manifest.begin, store, what)
-        manifest.same_engine(store, done, engine)
         if done:
             log.info("going on after %d parts, %d rows", len(done), sum(r.rows_in for r in done))
-        progress = Progress(
-            corpus.progress,
-            total_bytes=sum(f.size for f in job.files),
-            done_bytes=sum(f.size for r in done if r.ends_unit for f in job.units[r.unit].files),
-            total_rows=job.total_rows,
-            done_rows=sum(r.rows_in for r in done),
-            busy_s=lambda: backend.busy_s,
-        )
-        schema = schema_of(job.columns, job.wish, backend.values)
-        parts = Parts(store, schema, job.columns, engine)
-        try:
-            await run(job.windows(done), backend, parts, progress, done.append)
-        except BaseException:
-            progress.end("stopped")
-            raise
+        way = _on_cluster if corpus.ray is not None else _here
+        progress, what = await way(job, store, done, closing)
         done.sort(key=lambda r: (r.unit, r.part))
         totals = await asyncio.to_thread(manifest.finish, store, what, done)
         progress.end("done", out=corpus.out, parts=len(done), total_rejected=totals["rejected"])
@@ -173,34 +179,98 @@ async def _embed(job: Job) -> int:
         return REJECTED if totals["rejected"] else 0
 
 
+async def _here(job: Job, store: Store, done: list[Record], closing: AsyncExitStack) -> tuple[Progress, dict[str, Any]]:
+    """All that is left, in this process; its records are added to `done`."""
+    backend, what, engine = await _open(job, closing)
+    await asyncio.to_thread(manifest.begin, store, what)
+    manifest.same_engine(store, done, engine)
+    progress = job.progress(done, lambda: backend.busy_s)
+    parts = Parts(store, schema_of(job.columns, job.wish, backend.values), job.columns, engine)
+    try:
+        await run(job.windows(done), backend, parts, progress, done.append)
+    except BaseException:
+        progress.end("stopped")
+        raise
+    return progress, what
+
+
+async def _on_cluster(
+    job: Job, store: Store, done: list[Record], closing: AsyncExitStack
+) -> tuple[Progress, dict[str, Any]]:
+    """The same by the actors of a Ray cluster."""
+    from hortus.corpus import cluster
+
+    corpus, rose = job.settings.corpus, job.settings.rose
+    assert corpus.ray is not None, "asked for only then"
+    assert job.model is not None, "looked at before"
+    weights = job.settings.tulip.fake_delay_ms is None
+    folder = await asyncio.to_thread(open_model, job.model, None, rose, weights=weights)
+    what = await asyncio.to_thread(_identity, job, folder)
+    await asyncio.to_thread(manifest.begin, store, what)
+    if done:
+        manifest.same_engine(store, done, done[0].engine)
+    counts = [job.counts_of(u.number) for u in job.units]
+    tasks = cluster.tasks_of(counts, corpus.part_rows, done)
+    busy_s, actors = 0.0, 1
+    progress = job.progress(done, lambda: busy_s / actors)
+    if not tasks:
+        return progress, what
+    closing.callback(cluster.stop)
+    await asyncio.to_thread(cluster.start, corpus.ray)
+    actors, gpus, cores = cluster.actors_of(corpus.actors, job.settings)
+    there = {r.name for r in done}
+    engine = done[0].engine if done else None
+    found = cluster.results(pickle.dumps(job), tasks, engine, actors=actors, gpus=gpus, cores=cores)
+    try:
+        while (result := await asyncio.to_thread(next, found, None)) is not None:
+            busy_s += result[1]
+            for record in result[0]:
+                if record.name not in there:  # a task that was run twice tells twice
+                    there.add(record.name)
+                    done.append(record)
+                    size = sum(f.size for f in job.units[record.unit].files) if record.ends_unit else 0
+                    progress.add(
+                        rows=record.rows_in - record.rejected,
+                        rejected=record.rejected,
+                        tokens=record.tokens,
+                        bytes=size,
+                    )
+            manifest.same_engine(store, done, done[0].engine)
+    except BaseException:
+        progress.end("stopped")
+        raise
+    done[:] = await asyncio.to_thread(manifest.records, store)
+    return progress, what
+
+
+def _identity(job: Job, folder: ModelFolder) -> dict[str, Any]:
+    """What the run is. Reads all of the model's files."""
+    ivy = job.settings.ivy
+    own = templates.Prompts(folder.prompts, folder.default_prompt_name)
+    prompts = own if ivy.templates is None else templates.read(ivy.templates, own)
+    model = {
+        "name": folder.name,
+        "sha256": manifest.fingerprint(folder.path),
+        "prompt": prompts.choose(job.wish.prompt_name),
+    }
+    return manifest.identity(model, options_of(job.settings), job.files)
+
+
 async def _open(job: Job, closing: AsyncExitStack) -> tuple[Backend, dict[str, Any], str]:
     """(where vectors come from, what the run is, what makes them)."""
     if job.settings.corpus.server is not None:
         return await _open_servers(job, closing)
     assert job.model is not None, "looked at before"
     opened = await open_local(job.model, job.settings, closing, merge=False)
-    prompts, wish = opened.embedder.prompts, job.wish
-    if wish.prompt_name == "none" and "none" not in prompts.texts:
-        wish = replace(wish, prompt_name="")
-    backend = Local(opened.embedder, wish)
-    model = {
-        "name": opened.folder.name,
-        "sha256": await asyncio.to_thread(manifest.fingerprint, opened.folder.path),
-        "prompt": prompts.choose(wish.prompt_name),
-    }
-    return (
-        backend,
-        manifest.identity(model, options_of(job.settings), job.files),
-        manifest.engine_name(opened.embedder.info),
-    )
+    backend = Local(opened.embedder, job.wish)
+    what = await asyncio.to_thread(_identity, job, opened.folder)
+    return backend, what, manifest.engine_name(opened.embedder.info)
 
 
 async def _open_servers(job: Job, closing: AsyncExitStack) -> tuple[Backend, dict[str, Any], str]:
     corpus, wish = job.settings.corpus, job.wish
     assert corpus.server is not None, "asked for only then"
     wish = replace(wish, truncate=True if job.settings.ivy.auto_truncate else None)
-    if wish.prompt_name == "none":
-        wish = replace(wish, prompt_name="")
     servers = Servers([u.strip() for u in corpus.server.split(",")], wish, key=corpus.server_key)
     closing.callback(servers.close)
     await servers.open()

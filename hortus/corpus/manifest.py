@@ -110,10 +110,11 @@ def begin(store: Store, what: Mapping[str, Any]) -> None:
         )
 
 
-def records(store: Store) -> list[Record]:
-    """The parts that are done, in order. One whose file is gone or of another size is not."""
+def records(store: Store, unit: int | None = None) -> list[Record]:
+    """The parts that are done (of one unit, or of all), in order. One whose file is gone or of another size is not."""
     files, found = store.sizes(""), []
-    for name in sorted(store.sizes(PARTS)):
+    of = "part-" if unit is None else part_name(unit, 0).rpartition("-")[0]
+    for name in sorted(n for n in store.sizes(PARTS) if n.startswith(of)):
         raw = store.get(f"{PARTS}/{name}")
         record = Record(**orjson.loads(raw)) if raw is not None else None
         if record is not None and (not record.bytes or files.get(record.name + ".parquet") == record.bytes):

@@ -58,6 +58,7 @@ class Scheduler:
     def __init__(self, engine: Engine, config: TulipConfig, metrics: Metrics, *, merge: bool = True) -> None:
         """merge: False makes each encode() steps of its own, in order of arrival, handed over at once: for callers whose
         batches are full already, and for whom a run repeated must give the same bits."""
+        self.engine = engine
         self._width = engine.info.width
         self._max_batch_tokens = config.max_batch_tokens or engine.info.batch_tokens
         self._max_batch_sequences = config.max_batch_sequences

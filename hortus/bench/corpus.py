@@ -1,0 +1,155 @@
+"""`hortus bench corpus`: what `hortus embed` makes of the engine's own speed; and of two Ray actors beside one (--ray).
+
+The peer is the engine alone: the very steps of the corpus, tokenised, sorted and cut beforehand, one after another. What is lost
+against it is all that `hortus embed` does besides: reading, tokenising, sorting, normalising, writing Parquet. Both run on one
+opened engine, in turn. Ray's actors are processes that take long to start, so their rate is that between the first and the last
+part that they finish.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hortus import config
+from hortus.bench.results import Record, append, table
+from hortus.bench.texts import mixed
+from hortus.corpus import command, manifest
+from hortus.corpus.output import schema_of
+from hortus.corpus.pipeline import Parts, run
+from hortus.corpus.store import Store
+from hortus.corpus.vectors import Local, take
+from hortus.ivy.assemble import Truncate
+from hortus.ivy.split import cut
+from hortus.local import open_local
+
+
+def main(argv: Sequence[str]) -> int:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="hortus bench corpus", description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--rows", type=int, default=1024, help="of 1 to 11 sentences each")
+    parser.add_argument("--rounds", type=int, default=5, help="of each side, in turn")
+    parser.add_argument("--threads", type=int, help="CPU threads [all]; with --ray of each actor [1]")
+    parser.add_argument("--ray", action="store_true", help="two actors against one, instead")
+    parser.add_argument("--out", type=Path, help="append JSON lines to this file")
+    args = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="hortus-bench-") as work:
+        given = Path(work, "in.parquet")
+        pq.write_table(pa.table({"text": mixed(args.rows)}), given)
+        if args.ray:
+            records = actors(args.model, given, Path(work), args.rows, args.rounds, args.threads or 1)
+        else:
+            records = asyncio.run(corpus(args.model, given, Path(work), args.rounds, args.threads))
+    print(table(records))
+    if args.out:
+        append(args.out, records)
+    return 0
+
+
+async def corpus(model: str, given: Path, work: Path, rounds: int, threads: int | None) -> list[Record]:
+    """Tokens a second of files to files, against the engine's own over the same steps."""
+    flags = {"threads": threads, "auto_truncate": True, "progress": "none"}
+    settings = config.load(flags={k: v for k, v in flags.items() if v is not None})
+    seconds: tuple[list[float], list[float]] = ([], [])
+    cpu: tuple[list[float], list[float]] = ([], [])  # of all threads: what other work on the machine changes least
+    async with AsyncExitStack() as closing:
+        opened = await open_local(model, settings, closing, merge=False)
+        info, engine = opened.embedder.info, opened.scheduler.engine
+        job = command.job_of([str(given)], model, settings)
+        texts = [str(t) for w in job.windows(()) for t in w.texts]
+        batch = opened.embedder.tokenizer.encode(texts, truncate=Truncate(True))
+        order = np.argsort(-batch.lengths, kind="stable").astype(np.int32)
+        steps = [take(batch, order[lo:hi][::-1]) for lo, hi in cut(batch.lengths[order], info.batch_tokens, 1024)]
+
+        def alone() -> None:
+            for step in steps:
+                engine.step(step).result()
+
+        async def files() -> None:
+            store = Store(tempfile.mkdtemp(dir=work))
+            store.prepare(manifest.PARTS, manifest.REJECTS)
+            backend = Local(opened.embedder, job.wish)
+            parts = Parts(store, schema_of(job.columns, job.wish, backend.values), job.columns, "bench")
+            await run(job.windows(()), backend, parts, job.progress((), lambda: None))
+            store.release()
+
+        await asyncio.to_thread(alone)
+        await files()
+        for i in range(rounds):
+            for side in (0, 1) if i % 2 == 0 else (1, 0):
+                begin, begin_cpu = time.perf_counter(), time.process_time()
+                await (files() if side == 0 else asyncio.to_thread(alone))
+                seconds[side].append(time.perf_counter() - begin)
+                cpu[side].append(time.process_time() - begin_cpu)
+    ratios = np.asarray(seconds[1]) / np.asarray(seconds[0])
+    cores = float(np.median(np.asarray(cpu[1]) / np.asarray(cpu[0])))
+    told = f"ratios of rounds {ratios.min():.2f} to {ratios.max():.2f}; by processor time {cores:.3f}"
+    print("ratio of each round:", " ".join(f"{r:.3f}" for r in ratios), f"by processor time: {cores:.3f}")
+    records = []
+    for target, mine, ratio in (
+        ("hortus embed", seconds[0], float(np.median(ratios))),
+        ("engine alone", seconds[1], None),
+    ):
+        median = float(np.median(mine))
+        records.append(
+            Record(
+                suite="corpus", target=target, model=info.name, dtype=info.dtype, batch=len(batch),
+                tokens=batch.total_tokens // len(batch), median_ms=median * 1e3, tokens_per_s=batch.total_tokens / median,
+                requests_per_s=len(batch) / median, rounds=rounds, ratio=ratio, command="hortus bench corpus",
+                note=told if ratio else "the same steps",
+            )
+        )  # fmt: skip
+    return records
+
+
+def actors(model: str, given: Path, work: Path, rows: int, rounds: int, threads: int) -> list[Record]:
+    """Rows a second of two Ray actors and of one, in turn."""
+    rates: dict[int, list[float]] = {1: [], 2: []}
+    for i in range(rounds):
+        for count in (1, 2) if i % 2 == 0 else (2, 1):
+            out = Path(tempfile.mkdtemp(dir=work))
+            flags = ["--part-rows", str(max(1, rows // 24)), "--threads", str(threads), "--auto-truncate"]
+            words = [
+                "--model",
+                model,
+                "--out",
+                str(out),
+                "--ray",
+                "local",
+                "--actors",
+                str(count),
+                "--progress",
+                "none",
+            ]
+            subprocess.run([sys.executable, "-m", "hortus.cli", "embed", str(given), *words, *flags], check=True)
+            rates[count].append(rate(out))
+            print(f"{count} actors: {rates[count][-1]:.2f} rows/s", flush=True)
+    ratios = np.asarray(rates[2]) / np.asarray(rates[1])
+    return [
+        Record(
+            suite="corpus-ray", target=f"{count} actors", model=model, batch=rows, requests_per_s=float(np.median(rates[count])),
+            rounds=rounds, ratio=float(np.median(ratios)) if count == 2 else None, command="hortus bench corpus --ray",
+            note=f"{threads} threads an actor; rows a second"
+            + (f"; ratios of rounds {ratios.min():.2f} to {ratios.max():.2f}" if count == 2 else ""),
+        )
+        for count in (1, 2)
+    ]  # fmt: skip
+
+
+def rate(out: Path) -> float:
+    """Rows a second between the first and the last part that were finished."""
+    found = sorted((p.stat().st_mtime, orjson.loads(p.read_bytes())["rows"]) for p in out.glob("_parts/*.json"))
+    return float(sum(rows for _, rows in found[1:]) / (found[-1][0] - found[0][0]))
