@@ -76,7 +76,7 @@ def write(path: Path) -> Any:
 async def test_chunks_in_the_context_of_their_document(tmp_path: Path) -> None:
     model = write(tmp_path)
     folder = open_folder(str(tmp_path))
-    engine = open_engine(folder, RoseConfig())
+    engine = open_engine(folder, RoseConfig(threads=1))
     embedder = Embedder(folder, engine.info, Now(engine), IvyConfig(), Metrics())
     assert embedder.contextual
     literal = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))

@@ -86,7 +86,7 @@ def native(base: Path, to: Path, *, skip: tuple[str, ...] = (",", "!", "?", ".")
 
 def opened(path: Path, **ivy: Any) -> Embedder:
     folder = open_folder(str(path))
-    engine = open_engine(folder, RoseConfig())
+    engine = open_engine(folder, RoseConfig(threads=1))
     return Embedder(folder, engine.info, Now(engine), IvyConfig(**ivy), Metrics())
 
 

@@ -87,7 +87,7 @@ class Now:
 
 def opened(path: Path, kind: str = "rerank", **ivy: Any) -> Embedder:
     folder = open_folder(str(path))
-    engine = open_engine(folder, RoseConfig(kind=kind))
+    engine = open_engine(folder, RoseConfig(kind=kind, threads=1))
     return Embedder(folder, engine.info, Now(engine), IvyConfig(**ivy), Metrics())
 
 
