@@ -11,16 +11,9 @@ from hortus.engines import open_model
 from hortus.errors import StartError
 from hortus.folder import ModelFolder
 from hortus.metrics import Metrics
-from hortus.types import ModelInfo, Result, TokenBatch
+from hortus.types import Result, TokenBatch
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-_ROWS = {
-    "embed": "a vector of {width} values a text",
-    "tokens": "a vector of {width} values a token, scored by MaxSim",
-    "classify": "a logit for each of {width} labels",
-    "sparse": "a weight for each of {width} entries of the vocabulary",
-}
 
 
 class _NoEncoder:
@@ -59,7 +52,7 @@ def check(model: str, config: Config) -> str:
     prompts = embedder.prompts
     rows = {
         "served as": f"{info.name} ({info.family})",
-        "kind": _kind(info),
+        "kind": f"{info.kind}: {info.in_words()}",
         "weights": f"{info.parameters / 1e6:.1f} M parameters, "
         f"{info.parameters * _BYTES[info.dtype] / 2**20:,.0f} MiB in {info.dtype} on {info.device}",
         "limits": f"{info.max_tokens} tokens an input",
@@ -74,14 +67,6 @@ def check(model: str, config: Config) -> str:
     if folder.late is not None and info.kind == "tokens":
         rows["reading"] = _reading(folder)
     return "\n".join(f"  {key:<12}{value}" for key, value in rows.items()) + "\n"
-
-
-def _kind(info: ModelInfo) -> str:
-    what = _ROWS[info.kind].format(width=info.width)
-    if info.kind == "classify":
-        what = f"a score a pair ({info.labels[0]})" if info.width == 1 else f"{what}: {', '.join(info.labels[:8])}"
-    how = ", normalised" if info.normalize else ""
-    return f"{info.kind}: {what}, {info.pooling} pooling{how}" if info.kind != "tokens" else f"{info.kind}: {what}"
 
 
 def _reading(folder: ModelFolder) -> str:

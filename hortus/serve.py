@@ -36,20 +36,22 @@ def banner(info: ModelInfo, config: Config, address: str, seconds: float) -> str
     rows = {
         "model": f"{info.name} ({info.family}, {info.parameters / 1e6:.1f} M parameters)"
         + (f" at {info.revision}" if info.revision else ""),
-        "vectors": f"{info.width} values, {info.pooling} pooling, "
-        + ("normalised" if info.normalize else "as they are"),
+        "rows": f"{info.kind}: {info.in_words()}",
         "engine": f"{info.dtype} on {info.device}",
         "attention": info.attention,
         "limits": limits,
         "address": f"{address}  (started in {seconds:.1f} s)",
     }
-    curl = (
-        f"curl {address}/v1/embeddings -H 'content-type: application/json' "
-        f'-d \'{{"model": "{info.name}", "input": "The cat sits on the mat."}}\''
-    )
-    body = "\n".join(f"  {key:<10} {value}" for key, value in rows.items())
+    pair = '"query": "Where is the cat?", "documents": ["The cat sits on the mat.", "It rains."]'
+    route, body = {
+        "sparse": ("/embed_sparse", '"inputs": "The cat sits on the mat."'),
+        "tokens": ("/rerank", pair),
+        "classify": ("/rerank", pair) if info.width == 1 else ("/predict", '"inputs": "The cat sits on the mat."'),
+    }.get(info.kind, ("/v1/embeddings", '"input": "The cat sits on the mat."'))
+    curl = f"curl {address}{route} -H 'content-type: application/json' -d '{{\"model\": \"{info.name}\", {body}}}'"
+    lines = "\n".join(f"  {key:<10} {value}" for key, value in rows.items())
     page = "" if config.ivy.no_page else f"  open       {address}/ in a browser\n"
-    return f"hortus {__version__}\n{body}\n\n{page}  try        {curl}\n"
+    return f"hortus {__version__}\n{lines}\n\n{page}  try        {curl}\n"
 
 
 def serve(model: str, config: Config) -> int:

@@ -186,6 +186,21 @@ class ModelInfo:
     batch_tokens: int = 16384
     """Tokens a step at which this engine on this device runs at full throughput: Tulip's budget unless overridden."""
 
+    def in_words(self) -> str:
+        """What a row is, for a person."""
+        if self.kind == "tokens":
+            return f"{self.width} values a token, scored by MaxSim"
+        if self.kind == "sparse":
+            return f"a weight for each of {self.width} entries of the vocabulary"
+        if self.kind == "classify" and self.width == 1:
+            return f"a score a pair ({', '.join(self.labels) or 'one label'}), {self.pooling} pooling"
+        if self.kind == "classify":
+            more = ", ..." if len(self.labels) > 8 else ""
+            return f"a logit for each of {self.width} labels: {', '.join(self.labels[:8])}{more}"
+        return (
+            f"{self.width} values a text, {self.pooling} pooling, {'normalised' if self.normalize else 'as they are'}"
+        )
+
 
 class LazyTensor(Protocol):
     """The rows of one step, perhaps not computed yet."""

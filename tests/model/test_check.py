@@ -70,7 +70,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
 def test_a_folder_that_would_be_served(minilm_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "check", str(minilm_path))
     assert status == 0
-    for told in ("embed: a vector of 384 values a text, mean pooling, normalised", "256 tokens an input", "22.6 M"):
+    for told in ("embed: 384 values a text, mean pooling, normalised", "256 tokens an input", "22.6 M"):
         assert told in out
     qwen(tmp_path)
     status, out, _ = run(capsys, "check", str(tmp_path), "--kind", "rerank", "--served-model-name", "judge")
