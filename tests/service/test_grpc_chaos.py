@@ -136,8 +136,10 @@ async def test_both_engines_gone_is_a_clear_retryable_answer_at_once(tmp_path):
 
         async def act(load: Load) -> None:
             for _ in range(2):
-                os.kill(f.children()["tulip-0"].pid, signal.SIGKILL)
-                await asyncio.sleep(2.5)
+                old = f.children()["tulip-0"].pid
+                os.kill(old, signal.SIGKILL)
+                await replaced(f, "tulip-0", old)
+                await asyncio.sleep(1)
 
         load = await under_load(f, 8, act)
         assert set(load.outcomes) <= {"ok", "not_ready", "excused"}

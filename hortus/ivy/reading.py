@@ -1,0 +1,409 @@
+"""Text, or token ids, to a TokenBatch; whatever must not reach a device is refused here, by index and name.
+
+Knows the model's tokenizer.json and its limits. Does not know threads (tokenize.py), HTTP, prompts or large requests' chunks.
+
+Truncation and padding that are baked into a tokenizer file are switched off: they belong to whoever trained or exported
+it, and silently win over the model's own limit otherwise. Truncation is done here, on ids, with special tokens kept, the
+way transformers does it: the text's tokens are cut to what the special tokens leave, of a pair the longer text first.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from itertools import chain
+
+import numpy as np
+import tokenizers
+
+from hortus.errors import InvalidInput, StartError, TooLong
+from hortus.folder import ModelFolder, read_json
+from hortus.ivy import assemble, vocabulary
+from hortus.ivy.assemble import Frame, Truncate, longest_first, shortened
+from hortus.ivy.fit import fit
+from hortus.types import TokenBatch
+
+REFUSE = Truncate()
+
+
+def _throw(i: int, error: InvalidInput) -> None:
+    raise error
+
+
+class Reader:
+    """A model's tokenizer with its limits. Never changed after it is made, so every thread may use it."""
+
+    def __init__(
+        self,
+        folder: ModelFolder,
+        *,
+        max_tokens: int | None = None,
+        vocab_size: int | None = None,
+        max_chars: int = 1_000_000,
+    ) -> None:
+        """max_tokens, vocab_size: the engine's; default, what the folder says. max_chars: of one text, whatever its tokens.
+        StartError when it cannot serve."""
+        self._file = folder.transformer / "tokenizer.json"
+        self._inner = vocabulary.load(self._file)
+        if vocabulary.wants_lower_case(folder):
+            self._inner.normalizer = vocabulary.lower_first(self._inner.normalizer)
+        settings = read_json(folder.transformer / "tokenizer_config.json")
+        self._cut_left = settings.get("truncation_side") == "left"
+        self.max_tokens = folder.max_tokens if max_tokens is None else max_tokens
+        if folder.late is not None:
+            vocabulary.teach(self._inner, folder.late.markers)
+        self._reader = vocabulary.reader(self._inner)
+        self._prefix, self._suffix = vocabulary.special_tokens(self._inner, self._file)
+        if self.max_tokens <= self._prefix + self._suffix:
+            raise StartError(
+                f"a limit of {self.max_tokens} tokens (--max-length) leaves no room beside the "
+                f"{self._prefix + self._suffix} special tokens of {self._file}"
+            )
+        largest = max(self._inner.get_vocab(with_added_tokens=True).values(), default=0)
+        self.vocab_size = int(folder.config.get("vocab_size", largest + 1)) if vocab_size is None else vocab_size
+        # Some tokenizers hold added tokens that the embedding table has no row for: only then are text's ids checked.
+        self._may_exceed = largest >= self.vocab_size
+        self._types = int(folder.config.get("type_vocab_size", 0)) > 1
+        self._separator_text = vocabulary.token_text(settings.get("sep_token"))
+        self.max_chars = max_chars
+
+    def prepare_documents(self) -> None:
+        """Make at start what `documents` needs: it takes as long as reading the tokenizer. StartError when it cannot serve."""
+        try:
+            _ = (self._literal, self.around, self.separator)
+        except InvalidInput as e:
+            raise StartError(f"{self._file}: {e.message}") from None
+
+    # Synchronous. `first`: the index that the request gave to the first text, for errors.
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        first: int = 0,
+        *,
+        truncate: Truncate = REFUSE,
+        field: str = "input",
+        refused: dict[int, InvalidInput] | None = None,
+    ) -> TokenBatch:
+        """Tokens of every text. InvalidInput: a text of no tokens. TooLong: more than the limit and not to be cut.
+
+        refused: is given what would be raised, by index, and the texts at fault are left out of the batch.
+        """
+        most, left = self._limit(truncate)
+
+        def refuse(i: int, error: InvalidInput) -> None:
+            if refused is None:
+                raise error
+            refused.setdefault(first + i, error)
+
+        found = self._reader.encode_batch_fast(self._capped(texts, first, truncate, field, refuse))
+        for i, length in enumerate(map(len, found)):  # before any list of ids is made: that holds the GIL
+            if not length:
+                refuse(i, self._empty(first + i, field))
+            elif length > most and not truncate.on:
+                refuse(i, self._too_long(f"input {first + i}", length, most, f"{field}[{first + i}]"))
+        lists: list[list[int]] = [e.ids for i, e in enumerate(found) if not refused or first + i not in refused]
+        for i, ids in enumerate(lists):
+            if len(ids) > most:
+                end = len(ids) - self._suffix
+                kept = shortened(ids[self._prefix : end], most - self._prefix - self._suffix, left)
+                lists[i] = ids[: self._prefix] + kept + ids[end:]
+        if refused is not None and self._may_exceed:
+            left_in = [i for i in range(first, first + len(texts)) if i not in refused]
+            for i, ids in zip(left_in, lists, strict=True):
+                if max(ids) >= self.vocab_size:
+                    refused[i] = self._foreign(i, field)
+            lists = [ids for ids in lists if max(ids) < self.vocab_size]
+        return TokenBatch.of(lists) if refused is not None else self._checked(TokenBatch.of(lists), first, field)
+
+    def _pairs(
+        self,
+        lefts: Sequence[str],
+        rights: Sequence[str],
+        first: int,
+        truncate: Truncate,
+        most_each: tuple[int | None, int | None],
+        field: str,
+    ) -> TokenBatch:
+        most, left = self._limit(truncate)
+        room = most - self._frame.special
+        if room < 2:
+            raise InvalidInput(f"a limit of {most} tokens leaves no room for a pair", param="truncate_prompt_tokens")
+        once = {t: shortened(ids, most_each[0], left) for t, ids in self._plain(dict.fromkeys(lefts))}
+        many = [
+            shortened(ids, most_each[1], left) for _, ids in self._plain(self._capped(rights, first, truncate, field))
+        ]
+        ones = [once[t] for t in lefts]
+        for i, (a, b) in enumerate(zip(ones, many, strict=True)):
+            if len(a) + len(b) <= room:
+                continue
+            if not truncate.on:
+                tokens = len(a) + len(b) + self._frame.special
+                raise self._too_long(f"pair {first + i}", tokens, most, f"{field}[{first + i}]")
+            keep_a, keep_b = longest_first(len(a), len(b), room)
+            ones[i], many[i] = shortened(a, keep_a, left), shortened(b, keep_b, left)
+        batch = assemble.pairs(ones, many, self._frame)
+        if (batch.cu_seqlens[1:] == batch.cu_seqlens[:-1]).any():
+            raise InvalidInput("a pair of two texts without tokens", param=field)
+        return self._checked(batch, first, field)
+
+    def _pieces(
+        self,
+        texts: Sequence[Sequence[str]],
+        cut: int,
+        tails: Sequence[str],
+        first: int,
+        truncate: Truncate,
+        field: str,
+    ) -> TokenBatch:
+        most, _ = self._limit(truncate)
+        capped = self._capped([t[cut] for t in texts], first, truncate._replace(left=False), field)
+        whole = [[*t[:cut], c, *t[cut + 1 :]] for t, c in zip(texts, capped, strict=True)]
+        flat = iter(self._reader.encode_batch_fast([p for t in whole for p in t], add_special_tokens=False))
+        before, _ = self.around
+        sequences = []
+        for i, t in enumerate(whole):
+            parts = [next(flat).ids for _ in t]
+            tokens = len(before) + sum(map(len, parts))
+            if (over := tokens - most) > 0:
+                kept = len(parts[cut]) - over
+                head = texts[i][cut].removesuffix(tails[i])
+                # Something must be left of the tail: a score of no document would look like one.
+                if not truncate.on or kept <= len(self._inner.encode(head, add_special_tokens=False).ids):
+                    raise self._too_long(f"pair {first + i}", tokens, most, f"{field}[{first + i}]")
+                parts[cut] = parts[cut][:kept]
+            sequences.append([*before, *chain.from_iterable(parts)])
+        return self._checked(TokenBatch.of(sequences), first, field)
+
+    def _joined(
+        self,
+        queries: Sequence[str],
+        documents: Sequence[str],
+        first: int,
+        join: Callable[[str, str], str],
+        truncate: Truncate,
+        field: str,
+    ) -> TokenBatch:
+        uncut = Truncate(False, truncate.limit)
+        try:
+            return self.encode(
+                [join(q, d) for q, d in zip(queries, documents, strict=True)], first, truncate=uncut, field=field
+            )
+        except TooLong:
+            if not truncate.on:
+                raise
+        most, left = self._limit(truncate)
+        queries, documents = (self._capped(texts, first, truncate, field) for texts in (queries, documents))
+        whole = []
+        for i, (query, document) in enumerate(zip(queries, documents, strict=True)):
+            text = fit(
+                query,
+                document,
+                join=join,
+                count=lambda text: len(self._inner.encode(text).ids),
+                offsets=lambda text: self._inner.encode(text, add_special_tokens=False).offsets,
+                most=most,
+                left=left,
+            )
+            if text is None:
+                raise TooLong(
+                    f"pair {first + i}: within {most} tokens the template around it (--templates) leaves no room for both texts",
+                    param=f"{field}[{first + i}]",
+                )
+            whole.append(text)
+        return self.encode(whole, first, truncate=uncut, field=field)
+
+    def _documents(self, documents: Sequence[Sequence[str]], first: int, truncate: Truncate, field: str) -> TokenBatch:
+        most, _ = self._limit(truncate)
+        flat = iter(self._literal.encode_batch_fast([c for d in documents for c in d], add_special_tokens=False))
+        chunks = [[next(flat).ids for _ in d] for d in documents]
+        before, after = self.around
+        fixed = len(before) + len(after)
+        for i, document in enumerate(chunks):
+            for j, ids in enumerate(document):
+                if not ids:
+                    where = f"{field}[{first + i}][{j}]"
+                    raise InvalidInput(
+                        f"chunk {where} is empty: this model's tokenizer makes no token of it", param=where
+                    )
+            tokens = fixed + sum(map(len, document)) + len(self.separator) * (len(document) - 1)
+            over = tokens - most
+            if over > 0:
+                # Only the last chunk can be cut: one that is gone altogether would have no vector.
+                if not truncate.on or len(document[-1]) <= over:
+                    raise self._too_long(f"document {first + i}", tokens, most, f"{field}[{first + i}]")
+                document[-1] = document[-1][:-over]
+        return self._checked(assemble.documents(chunks, before, self.separator, after), first, field)
+
+    def pack(
+        self,
+        sequences: Sequence[Sequence[int]],
+        *,
+        truncate: Truncate = REFUSE,
+        flat: bool = False,
+        field: str = "input",
+    ) -> TokenBatch:
+        """Token ids as given: nothing is added to them.
+
+        flat: the request wrote one list of numbers, so errors name input[position].
+        InvalidInput: an empty list, a negative id, an id outside the vocabulary. TooLong as in `encode`.
+        """
+        most, left = self._limit(truncate)
+        for i, ids in enumerate(sequences):
+            if not ids:
+                raise InvalidInput(f"input {i} is an empty list of token ids", param=field if flat else f"{field}[{i}]")
+            if len(ids) > most and not truncate.on:
+                raise self._too_long(f"input {i}", len(ids), most, f"{field}[{i}]")
+        try:
+            numbers = np.fromiter(chain.from_iterable(sequences), np.int64)
+            bad = (numbers < 0) | (numbers >= self.vocab_size)
+        except OverflowError:
+            bad = np.fromiter((not 0 <= n < self.vocab_size for n in chain.from_iterable(sequences)), bool)
+        if bad.any():
+            cu = np.cumsum([0, *map(len, sequences)])
+            at = int(bad.argmax())
+            seq = int(np.searchsorted(cu, at, side="right")) - 1
+            position = at - int(cu[seq])
+            raise InvalidInput(
+                f"token id {_short(sequences[seq][position])} of input {seq} at position {position} is outside this model's "
+                f"vocabulary, 0 to {self.vocab_size - 1}",
+                param=f"{field}[{position}]" if flat else f"{field}[{seq}][{position}]",
+            )
+        if truncate.on:
+            sequences = [shortened(list(s), most, left) for s in sequences]
+        return TokenBatch.of(sequences)
+
+    def token_id(self, token: str) -> int | None:
+        """The id of one token; None where there is none."""
+        found: int | None = self._inner.token_to_id(token)
+        return found
+
+    def texts(self, sequences: Sequence[Sequence[int]], *, skip_special: bool) -> list[str]:
+        """The texts that ids spell. They are within the vocabulary: `pack` has seen them."""
+        return list(self._inner.decode_batch(sequences, skip_special_tokens=skip_special))
+
+    # Parts
+
+    def _limit(self, truncate: Truncate) -> tuple[int, bool]:
+        """(most tokens, cut on the left)."""
+        most = self.max_tokens
+        if truncate.limit is not None:
+            least = self._prefix + self._suffix + 1
+            if not least <= truncate.limit <= most:
+                raise InvalidInput(
+                    f"a limit of {truncate.limit} tokens an input; this model takes {least} to {most} (--max-length)",
+                    param="truncate_prompt_tokens",
+                )
+            most = truncate.limit
+        return most, self._cut_left if truncate.left is None else truncate.left
+
+    def _capped(
+        self,
+        texts: Sequence[str],
+        first: int,
+        truncate: Truncate,
+        field: str,
+        refuse: Callable[[int, InvalidInput], None] = _throw,
+    ) -> Sequence[str]:
+        """The texts, none longer than max_chars: time must be bounded also where no limit of tokens has been met yet.
+
+        A text that `refuse` was told of and that it lets pass is empty afterwards.
+        """
+        if max(map(len, texts), default=0) <= self.max_chars:
+            return texts
+        if not truncate.on:
+            for i, text in enumerate(texts):
+                if len(text) > self.max_chars:
+                    refuse(i, self._too_large(first + i, len(text), field))
+            return [t if len(t) <= self.max_chars else "" for t in texts]
+        _, left = self._limit(truncate)
+        return [t[-self.max_chars :] if left else t[: self.max_chars] for t in texts]
+
+    def plain_ids(self, text: str) -> list[int]:
+        """The ids of one text, nothing added."""
+        return self._plain([text])[0][1]
+
+    def _plain(self, texts: Sequence[str] | dict[str, None]) -> list[tuple[str, list[int]]]:
+        """Each text with its ids, nothing added."""
+        found = self._reader.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [(t, e.ids) for t, e in zip(texts, found, strict=True)]
+
+    def _checked(self, batch: TokenBatch, first: int, field: str) -> TokenBatch:
+        if self._may_exceed and batch.ids.max() >= self.vocab_size:
+            seq, _ = _locate(batch, batch.ids >= self.vocab_size)
+            raise self._foreign(first + seq, field)
+        return batch
+
+    @functools.cached_property
+    def _frame(self) -> Frame:
+        """What goes around two texts, learnt from one pair."""
+        probe = self._inner.encode("a", "a")
+        owner = probe.sequence_ids
+        if 0 not in owner or 1 not in owner:
+            raise InvalidInput("this model's tokenizer cannot frame pairs of texts")
+        a, b = owner.index(0), owner.index(1)
+        end_a = len(owner) - owner[::-1].index(0)
+        end_b = len(owner) - owner[::-1].index(1)
+        ids, types = probe.ids, probe.type_ids
+        told = (types[:a], types[a], types[end_a:b], types[b], types[end_b:])
+        return Frame(ids[:a], ids[end_a:b], ids[end_b:], told if self._types and any(types) else None)
+
+    @functools.cached_property
+    def around(self) -> tuple[list[int], list[int]]:
+        """Special tokens before and after one text."""
+        if self._prefix + self._suffix == 0:
+            return [], []
+        ids = self._inner.encode("a").ids
+        return ids[: self._prefix], ids[len(ids) - self._suffix :]
+
+    @functools.cached_property
+    def _literal(self) -> tokenizers.Tokenizer:
+        """The same tokenizer, which reads text that spells a special token as text."""
+        inner = tokenizers.Tokenizer.from_str(self._inner.to_str())
+        inner.encode_special_tokens = True
+        return inner
+
+    @functools.cached_property
+    def separator(self) -> list[int]:
+        """The id between the chunks of a document."""
+        found = None if self._separator_text is None else self._inner.token_to_id(self._separator_text)
+        if found is None:
+            raise InvalidInput("this model's tokenizer has no separator token to put between chunks")
+        return [found]
+
+    def _empty(self, i: int, field: str) -> InvalidInput:
+        return InvalidInput(f"input {i} is empty: this model's tokenizer makes no token of it", param=f"{field}[{i}]")
+
+    def _foreign(self, i: int, field: str) -> InvalidInput:
+        text = f"input {i} spells a special token that this model has no embedding for"
+        return InvalidInput(text, param=f"{field}[{i}]")
+
+    def _too_large(self, i: int, chars: int, field: str) -> TooLong:
+        return TooLong(
+            f"input {i} has {chars} characters, this server reads at most {self.max_chars} (--max-input-chars)",
+            param=f"{field}[{i}]",
+        )
+
+    def _too_long(self, what: str, tokens: int, most: int, param: str) -> TooLong:
+        return TooLong(
+            f"{what} has {tokens} tokens, "
+            + (
+                f"this model takes at most {most} (--max-length)"
+                if most == self.max_tokens
+                else f"the limit given is {most}"
+            )
+            + "; shorten it, or send `truncate`: true (for every request: --auto-truncate) to cut its end off",
+            param=param,
+        )
+
+
+def _locate(batch: TokenBatch, bad: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> tuple[int, int]:
+    """(sequence, position) of the first True."""
+    at = int(bad.argmax())
+    seq = int(np.searchsorted(batch.cu_seqlens, at, side="right")) - 1
+    return seq, at - int(batch.cu_seqlens[seq])
+
+
+def _short(number: int) -> str:
+    """A number for an error: one too long to read is told by its length."""
+    return str(number) if abs(number) < 10**30 else f"of more than 30 digits ({number.bit_length()} bits)"
