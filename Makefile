@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INFINITY := $(VENV)-infinity
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q install -c constraints.txt
 
-.PHONY: help serve test soak lint gpu bench-cpu constraints clean
+.PHONY: help serve test browser soak lint gpu bench-cpu constraints clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/' | expand -t 14
@@ -13,8 +13,18 @@ help:  ## what there is
 serve: $(VENV)/.demo  ## serve the real all-MiniLM-L6-v2 on http://127.0.0.1:8080
 	$(BIN)/hortus serve demo $(ARGS)
 
-test: $(VENV)/.dev  ## run every test that needs no GPU
+test: $(VENV)/.dev browser  ## run every test that needs no GPU
 	$(BIN)/python -m pytest $(ARGS)
+
+# The tests of the page drive it. Where it is missing and cannot be had they are skipped, and say so; where CI is set they fail.
+APT := apt-get -qq -o DPkg::Lock::Timeout=120 -o Acquire::http::Timeout=20
+browser:
+	@if ! { command -v chromium && command -v chromedriver; } > /dev/null && command -v apt-get > /dev/null; then \
+	  root='sudo -n'; [ "$$(id -u)" != 0 ] || root=; \
+	  echo "installing Debian's chromium and chromium-driver for the tests of the page"; \
+	  { $$root $(APT) update && $$root env DEBIAN_FRONTEND=noninteractive $(APT) install -y --no-install-recommends \
+	    chromium chromium-driver fonts-dejavu-core > /dev/null; } || echo "that cannot be done here"; \
+	fi
 
 soak: $(VENV)/.dev  ## 20 minutes of load while processes are killed, stopped and restarted
 	SOAK_S=1200 $(BIN)/python -m pytest -s tests/service/test_grpc_chaos.py -k soak $(ARGS)

@@ -35,6 +35,7 @@ PROGRAMS = {
     "http": ("hortus.bench.http", "what HTTP adds over a fake engine that takes no time"),
     "grpc": ("hortus.bench.http", "one process against gateways over gRPC, fake engine"),
     "corpus": ("hortus.bench.corpus", "`hortus embed` against the engine alone; two Ray actors against one"),
+    "watch": ("hortus.bench.watch", "what an open Watch view of the page costs, fake engine"),
     "engine": ("hortus.bench.engine", "GPU: checks, then step times of the pplx-embed shapes"),
     "kernels": ("hortus.bench.kernels", "GPU: each fused kernel and attention backend; the source of the choice table"),
     "report": ("hortus.bench.report", "plots and a page from result files"),

@@ -167,7 +167,8 @@ class Watch:
         """Set when there is a sample, or an end; then replaced."""
         self._latest = b""
         """The event of the last sample alone, for all who have those before it."""
-        self._reading: dict[str, float] = {}
+        self._reading, self._read_at = read(metrics), time.monotonic()
+        """The last, and when it was."""
         self._reason: str | None = None
         """Why the engine does not answer."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -222,7 +223,7 @@ class Watch:
         if self.watchers > 1:
             return
         self.seconds = deque(maxlen=MOST_TIMES)
-        self._reading = read(self._metrics)
+        self._reading, self._read_at = read(self._metrics), time.monotonic()
         oldest = time.time() - HISTORY * EVERY_S
         while self._rows and self._rows[0][0] < oldest:
             self._rows.popleft()
@@ -245,20 +246,24 @@ class Watch:
 
     async def _sample(self) -> None:
         """A row a second, until nobody looks. On a beat: what a sample takes does not add up."""
-        before_at = due = time.monotonic()
+        due = time.monotonic()
         while True:
             due = max(due + EVERY_S, time.monotonic())
             await asyncio.sleep(due - time.monotonic())
-            seconds, self.seconds = self.seconds or (), deque(maxlen=MOST_TIMES)
             try:
-                at, before, self._reading = time.monotonic(), self._reading, read(self._metrics)
-                self._rows.append(sample(before, self._reading, at - before_at, seconds, time.time()))
-                self._taken += 1
-                before_at = at
+                self.take()
             except Exception:
                 log.exception("no sample for the page: a fault in this server")
-            self._latest = self._event(1)
             self._tell()
+
+    def take(self) -> None:
+        """One row more, of the time since the last; its event, for all who look."""
+        seconds, self.seconds = self.seconds or (), deque(maxlen=MOST_TIMES)
+        at, now = time.monotonic(), read(self._metrics)
+        self._rows.append(sample(self._reading, now, at - self._read_at, seconds, time.time()))
+        self._reading, self._read_at = now, at
+        self._taken += 1
+        self._latest = self._event(1)
 
     async def _ask(self) -> None:
         """Whether the engine answers, every so often, until nobody looks."""

@@ -28,6 +28,7 @@ FOLDER = open_folder(str(get_model_path()), served_name="mini")
 class Server:
     """One running server, seen from outside; `engine` and `metrics` are its own."""
 
+    app: App
     engine: FakeEngine
     metrics: Metrics
     port: int
@@ -98,7 +99,7 @@ def running(
     async def main() -> None:
         seen["loop"], seen["ends"] = asyncio.get_running_loop(), asyncio.Event()
         settings = IvyConfig(port=0, **config)
-        app = App(settings, metrics)
+        app = seen["app"] = App(settings, metrics)
         scheduler = Scheduler(engine, tulip or TulipConfig(), metrics)
 
         async def load(address: str) -> None:
@@ -126,7 +127,7 @@ def running(
         assert up.wait(20)
         if "failure" in seen:
             raise seen["failure"]
-        server = Server(engine, metrics, seen["port"], seen["loop"], seen["ends"], runner)
+        server = Server(seen["app"], engine, metrics, seen["port"], seen["loop"], seen["ends"], runner)
         yield server
     finally:
         if isinstance(engine, FakeEngine):

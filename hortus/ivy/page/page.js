@@ -137,6 +137,12 @@ function about() {
       ["Attention", model.attention, "the backend, and why it was chosen"],
       ["A step", `${show(model.batch_tokens)} tokens`, "at which this device runs at full throughput"],
     ]),
+    facts("More", [
+      ["API", link("docs", "Every route and field")],
+      ["OpenAPI", link("openapi.json", "openapi.json")],
+      ["Metrics", link("metrics", "Prometheus text")],
+      ["This page", "asks only this server, sets no cookies, keeps nothing you type", "switched off by --no-page"],
+    ]),
     facts("Limits", [
       ["Tokens an input", show(limits.max_tokens), limits.auto_truncate ? "longer ones are cut (--auto-truncate)"
         : "longer ones are refused (--max-length, --auto-truncate)"],
@@ -148,12 +154,6 @@ function about() {
     ]),
     facts("Versions", Object.entries(versions)),
     prompt.length ? facts("Prompts", prompt) : "",
-    facts("More", [
-      ["API", link("docs", "Every route and field")],
-      ["OpenAPI", link("openapi.json", "openapi.json")],
-      ["Metrics", link("metrics", "Prometheus text")],
-      ["This page", "asks only this server, sets no cookies, keeps nothing you type", "switched off by --no-page"],
-    ]),
   );
 }
 

@@ -295,6 +295,7 @@ class Code {
       document.execCommand("copy");
     }
     this.copy.textContent = "Copied";
-    setTimeout(() => (this.copy.textContent = "Copy"), 1500);
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => (this.copy.textContent = "Copy"), 1500);
   }
 }

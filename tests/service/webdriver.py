@@ -107,8 +107,12 @@ class Browser:
 
     def press(self, *keys: str) -> None:
         """Keys to whatever has the focus, each pressed and let go; \\ue00X as WebDriver names them."""
-        events = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
-        self._call("POST", "/actions", actions=[{"type": "key", "id": "keys", "actions": events}])
+        self.keys([(kind, key) for key in keys for kind in ("keyDown", "keyUp")])
+
+    def keys(self, events: list[tuple[str, str]]) -> None:
+        """(keyDown or keyUp, key), in order."""
+        told = [{"type": kind, "value": key} for kind, key in events]
+        self._call("POST", "/actions", actions=[{"type": "key", "id": "keys", "actions": told}])
 
     def size(self, width: int, height: int, scale: float = 1) -> None:
         self.devtools(
