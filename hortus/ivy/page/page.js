@@ -76,7 +76,7 @@ function told(failure) {
   else if (status === 429) {
     setState("overloaded");
     clearTimeout(calm);
-    calm = setTimeout(() => state === "overloaded" && setState("ready"), 5000);
+    calm = setTimeout(() => state === "overloaded" && setState("ready"), 3000);
   } else if (status && state !== "overloaded") setState("ready");
 }
 
