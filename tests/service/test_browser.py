@@ -231,6 +231,25 @@ def test_the_keyboard_is_enough(page: Browser, server: Server):
     done(page, "similarity", control_enter)
 
 
+@pytest.mark.parametrize(
+    ("engine", "cards", "shown"),
+    [
+        ({"kind": "classify", "labels": ("LABEL_0",)}, ["rank", "tokens"], "#rank .bars li"),
+        ({"kind": "classify", "labels": ("good", "bad", "<b>")}, ["classify", "tokens"], "#classify .bars li"),
+        ({"kind": "sparse", "width": 30522}, ["similarity", "tokens"], "#similarity .heat"),
+    ],
+    ids=["reranker", "classifier", "sparse"],
+)
+def test_other_kinds_of_models(page: Browser, run, engine: dict, cards: list[str], shown: str):
+    with run(FakeEngine(name="mini", max_tokens=256, **engine)) as server:
+        begun(page, server.url)
+        assert page.run("return [...document.querySelectorAll('.try')].map(card => card.id)") == cards
+        assert page.run("return document.querySelectorAll(arguments[0]).length", shown) >= 3
+        assert not page.run("return document.querySelector('.try .error')")
+        if cards[0] == "classify":
+            assert "<b>" in page.text("#classify .bars")
+
+
 # --- watch
 
 
