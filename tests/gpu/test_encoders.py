@@ -1,4 +1,4 @@
-"""Every kind of encoder with the GPU's operations: on a GPU, or under Triton's interpreter on the CPU (TRITON_INTERPRET=1).
+"""Every kind of encoder, and Gemma, with the GPU's operations: on a GPU, or under Triton's interpreter (TRITON_INTERPRET=1).
 
 tests/unit/rose_gpu runs this same file the second way. That each is right is tests/model's; here, that it is the same.
 """
@@ -35,6 +35,7 @@ SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "i
 SIZES |= {"vocab_size": 90, "max_position_embeddings": 600}
 ALIBI = {"model_type": "bert", "position_embedding_type": "alibi", "feed_forward_type": "geglu"}
 DEBERTA = {"model_type": "deberta-v2", "relative_attention": True, "pos_att_type": "c2p|p2c", "position_buckets": 16}
+GEMMA = {"num_key_value_heads": 2, "head_dim": 64, "sliding_window": 8, "sliding_window_pattern": 2}
 CONFIGS = {
     "bert": {"model_type": "bert"},
     "xlm-roberta": {"model_type": "xlm-roberta", "type_vocab_size": 1},
@@ -46,6 +47,9 @@ CONFIGS = {
     "nomic": {"model_type": "nomic_bert"},
     "new": {"model_type": "new", "type_vocab_size": 0, "rope_scaling": {"type": "ntk", "factor": 2.0}},
     "modernbert": {"model_type": "modernbert", "local_attention": 8},
+    "embeddinggemma": GEMMA | {"model_type": "gemma3_text", "use_bidirectional_attention": True},
+    "gemma 3": GEMMA | {"model_type": "gemma3_text"},
+    "gemma": GEMMA | {"model_type": "gemma", "num_key_value_heads": 1},
     "modernbert, biases": {"model_type": "modernbert", "attention_bias": True, "mlp_bias": True, "norm_bias": True},
 }
 
