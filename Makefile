@@ -38,7 +38,7 @@ gpu:  ## run the GPU tests with the python3 that holds CUDA PyTorch; installs no
 	PYTHONPATH=.:$(PYTHONPATH) $(PYTHON) -m pytest -c tests/gpu/pytest.ini --rootdir=. tests/gpu -p no:cacheprovider $(ARGS)
 
 bench-cpu: $(VENV)/.dev $(INFINITY)/.installed  ## Hortus, sentence-transformers and Infinity side by side on the CPU; some minutes; adds to bench/results
-	$(BIN)/hortus bench start,latency,scoring,throughput,short --rounds 3 --seconds 2 --most-clients 64 \
+	$(BIN)/hortus bench start,short,latency,scoring,throughput --tokens 128 --rounds 3 --most-clients 64 \
 	  --target hortus --target hortus-http=serve --target sentence-transformers \
 	  --target infinity:$(INFINITY)/bin/python --out bench/results/cpu-peers.jsonl $(ARGS)
 

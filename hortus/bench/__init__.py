@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import shutil
 import sys
 import tempfile
@@ -17,6 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hortus.errors import StartError
+
+ENVIRON = dict(os.environ)
+"""What peers' servers start with: without what ROSE sets for itself when it is imported."""
+
+import hortus.rose  # noqa: E402, F401  sets OpenMP's spinning, which counts only before torch is imported
 
 SUITES = {
     "latency": "one input of 128, 512, 4096 tokens",
@@ -86,7 +92,7 @@ def parser() -> argparse.ArgumentParser:
                    help="auto: sentence-transformers (else transformers) in float32; none: the first target")  # fmt: skip
     p.add_argument("--dtype", default="auto", help="as `hortus serve` has it, for all that run here [auto]")
     p.add_argument("--attention", default="auto", help="for `engine` and `hortus` [auto]")
-    p.add_argument("--threads", type=int, help="CPU threads, for `engine`, `hortus` and `serve` [all]")
+    p.add_argument("--threads", type=int, help="CPU threads of each target that runs here [all]")
     p.add_argument("--texts", type=Path, nargs="+", default=[], metavar="FILE", help="plain text to cut inputs from")
     p.add_argument("--tokens", type=int, nargs="+", default=[], metavar="N", help="instead of the suites' sizes")
     p.add_argument("--most-clients", type=int, default=256, metavar="N")
@@ -96,6 +102,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--header", action="append", default=[], metavar="LINE", help="for servers: 'authorization: Bearer ...'"
     )
+    p.add_argument("--note", metavar="TEXT", help="what else is to be known of the run, for every line of --out")
     p.add_argument("--out", type=Path, metavar="FILE", help="append JSON lines to this file")
     p.add_argument("--raw", type=Path, metavar="FILE", help="append every latency, a JSON line a round")
     return p
@@ -116,6 +123,8 @@ def _run(args: argparse.Namespace) -> int:
             for name in suites:
                 print(f"{name}: {SUITES[name]}", flush=True)
                 done = all_suites.SUITES[name](run)
+                for record in done if args.note else []:
+                    record.note = f"{record.note}; {args.note}" if record.note else args.note
                 records += done
                 if args.out:  # at once: a run that is cut short leaves what it had
                     append(args.out, done)
@@ -146,7 +155,9 @@ def _open(args: argparse.Namespace, work: Path) -> Run:
         if args.shape not in reference.SHAPES:
             raise StartError(f"--shape {args.shape}: there are {', '.join(reference.SHAPES)}")
         name = f"qwen3-{args.shape}-random"
-        args.model = str(reference.shape_folder(work, reference.SHAPES[args.shape], name=name, texts=args.texts))
+        device = "cuda" if _where(args.dtype)[0] else "cpu"
+        shape = reference.SHAPES[args.shape]
+        args.model = str(reference.shape_folder(work, shape, name=name, texts=args.texts, device=device))
     folder = open_model(args.model, None, RoseConfig(), weights=False)
     # Not the model's limit: a count that stops there could not tell a text that is too long.
     tokenizer = Tokenizer(folder, max_tokens=1 << 20)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from hortus.ivy.outputs import finish
 from hortus.ivy.split import split
 from hortus.ivy.tokenize import Tokenizer
 from hortus.metrics import Metrics
-from hortus.rose.engine import open_engine, pick_device, pick_dtype
+from hortus.rose.engine import open_engine, pick_device, pick_dtype, usable_cores
 from hortus.types import Engine, Float32, TokenBatch
 
 
@@ -39,8 +40,9 @@ class InProcess:
 
     def load(self, requests: Sequence[Inputs], plan: Plan) -> Load:
         assert isinstance(plan, Closed), "in process there is one client, who waits"
+        cpu = time.process_time()
         ms, seconds = timed_calls([lambda r=r: self._run(r) for r in requests], plan.seconds)  # type: ignore[misc]
-        return Load(np.array(ms), seconds)
+        return Load(np.array(ms), seconds, target_cpu_s=time.process_time() - cpu)
 
     def close(self) -> None:
         self._close()
@@ -48,6 +50,7 @@ class InProcess:
 
 def make(spec: Spec, setting: Setting) -> Target:
     """One of the kinds that run here. StartError, or ModuleNotFoundError for a library that is missing."""
+    torch.set_num_threads(setting.threads or usable_cores())
     if spec.kind == "engine":
         engine = open_engine(setting.folder, _rose(setting), Metrics())
         return InProcess(spec.name, "ids to rows", lambda x: engine.step(x.ids).result(), engine.close)

@@ -48,6 +48,8 @@ class Summary:
     """(largest - least) / median of the rounds' medians."""
     client_cores: float
     failed: dict[int, int]
+    cpu_ms: float | None = None
+    """The target's processor time an answer."""
 
 
 def summary(rounds: Sequence[Load]) -> Summary:
@@ -60,7 +62,8 @@ def summary(rounds: Sequence[Load]) -> Summary:
     spread = (max(medians) - min(medians)) / median if len(medians) > 1 else None
     rate = float(np.median([x.requests_per_s for x in rounds]))
     cores = every.client_cpu_s / every.seconds if every.seconds else 0.0
-    return Summary(median, p99, rate, len(every.latencies_ms), spread, cores, every.failed)
+    cpu = None if every.target_cpu_s is None else 1000 * every.target_cpu_s / len(every.latencies_ms)
+    return Summary(median, p99, rate, len(every.latencies_ms), spread, cores, every.failed, cpu)
 
 
 @dataclass
@@ -152,14 +155,19 @@ class Run:
         requests = self.corpus.several(batch, tokens, 64 if batch == 1 else 8 if batch <= 25 else 4)
         targets = self.ready(requests, served=served)
         loads: dict[str, list[Load]] = {t.name: [] for t in targets}
-        if clients > 1:  # graphs of larger steps, grown pools
-            for t in targets:
-                if t.served:
-                    t.load(requests, Closed(clients, min(1.0, self.seconds / 2)))
-        for number in range(self.rounds):
+        for number in range(-1, self.rounds):  # round -1 is not counted: graphs of larger steps, grown pools
             for t in self.turn(targets, number) if targets else []:
-                plan = Closed(clients if t.served else 1, self.seconds)
-                loads[t.name].append(self.timed(t, requests, plan))
+                n = clients if t.served else 1
+                if number < 0 and n == 1:
+                    continue
+                try:
+                    if number < 0:
+                        t.load(requests, Closed(n, min(1.0, self.seconds / 2)))
+                    else:
+                        loads[t.name].append(self.timed(t, requests, Closed(n, self.seconds)))
+                except RuntimeError as e:
+                    self._leave_out(t, f"it failed at {_size(requests[0])} from {n} clients: {e}")
+                    targets = [x for x in targets if x is not t]
         records = []
         for t in targets:
             record = self.record(suite, t, summary(loads[t.name]), batch, tokens, clients if t.served else 1)
@@ -194,6 +202,7 @@ class Run:
             suite=suite, target=target.name, model=self.setting.folder.name, dtype=self.dtype, batch=batch, tokens=tokens,
             clients=clients, median_ms=s.median_ms, p99_ms=s.p99_ms, requests_per_s=s.requests_per_s,
             rounds=s.answers or None, note="; ".join(notes), cosine=self._cosine.get(target.name),
+            cpu_ms=s.cpu_ms,
         )  # fmt: skip
         if s.requests_per_s and batch and tokens:
             record.tokens_per_s = s.requests_per_s * batch * tokens

@@ -209,6 +209,8 @@ class Load:
     failed: dict[int, int] = field(default_factory=dict)
     """Answers other than 200, by status; BROKEN and UNANSWERED among them."""
     late_ms: Floats = field(default_factory=lambda: np.zeros(0))
+    target_cpu_s: float | None = None
+    """Processor seconds the target used, where that can be told."""
 
     @property
     def requests_per_s(self) -> float:
@@ -222,12 +224,14 @@ class Load:
         for load in loads:
             failed.update(load.failed)
         seconds = [load.seconds for load in loads]
+        cpu = [load.target_cpu_s for load in loads if load.target_cpu_s is not None]
         return Load(
             np.concatenate([load.latencies_ms for load in loads]),
             sum(seconds) if after_another else max(seconds),
             sum(load.client_cpu_s for load in loads),
             dict(failed),
             np.concatenate([load.late_ms for load in loads]),
+            sum(cpu) if len(cpu) == len(loads) else None,
         )
 
 

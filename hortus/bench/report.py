@@ -59,7 +59,7 @@ class Group:
 
     @property
     def slug(self) -> str:
-        text = f"{self.hardware.split(',')[0]} {self.model}".lower()
+        text = f"{self.hardware} {self.model}".lower()
         return "-".join("".join(c if c.isalnum() else " " for c in text).split())
 
 
@@ -131,12 +131,13 @@ _WHO: tuple[_Column, ...] = (("target", label), ("size", _size))
 _TIMES: tuple[_Column, ...] = (("median ms", lambda r: r.median_ms), ("p99 ms", lambda r: r.p99_ms))
 _CLIENTS: _Column = ("clients", lambda r: r.clients)
 _RATE: _Column = ("requests/s", lambda r: r.requests_per_s)
+_CPU: _Column = ("processor ms", lambda r: r.cpu_ms)
 _CORES: _Column = ("client cores", lambda r: r.client_cores)
 _SIZED_COLUMNS = (
     ("suite", lambda r: r.suite), *_WHO, _CLIENTS, *_TIMES, ("tokens/s", lambda r: r.tokens_per_s),
-    ("against the first", lambda r: r.ratio), ("least cosine", lambda r: r.cosine), ("commit", lambda r: r.commit),
+    ("against the first", lambda r: r.ratio), _CPU, ("least cosine", lambda r: r.cosine), ("commit", lambda r: r.commit),
 )  # fmt: skip
-_CLIENT_COLUMNS = (*_WHO, _CLIENTS, _RATE, *_TIMES, _CORES)
+_CLIENT_COLUMNS = (*_WHO, _CLIENTS, _RATE, *_TIMES, _CPU, _CORES)
 _ARRIVAL_COLUMNS = (
     *_WHO,
     ("offered/s", lambda r: r.offered_per_s),
@@ -176,6 +177,10 @@ BEGIN = "<!-- figures: written by `hortus bench readme`, do not edit -->"
 END = "<!-- end of figures -->"
 
 
+SHARED = "shared with other work"
+"""Said of hardware in lines whose figures compare only within their run: for the report, not for the README."""
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """One table of the README: which machine and model, a column a target, a row a case."""
@@ -209,8 +214,8 @@ TABLES = (
         (
             ("1 x 16 tokens", ("short",), 1, 16, 1, "median_ms"),
             ("1 x 128 tokens", ("latency",), 1, 128, 1, "median_ms"),
-            ("25 x 256 tokens", ("scoring",), 25, 256, 1, "median_ms"),
-            ("100 x 256 tokens, 4 clients", ("throughput",), 100, 256, None, "tokens_per_s"),
+            ("25 x 128 tokens", ("scoring",), 25, 128, 1, "median_ms"),
+            ("100 x 128 tokens, 4 clients over HTTP", ("throughput",), 100, 128, None, "tokens_per_s"),
             ("16 clients, 16 tokens each", ("short",), 1, 16, 16, "requests_per_s"),
         ),
     ),
@@ -229,7 +234,8 @@ def figures(records: Sequence[Record]) -> str:
             for _, who in t.columns:
                 found = [
                     r for r in newest
-                    if t.hardware in r.hardware and r.model == t.model and label(r) == who and r.suite in suites
+                    if t.hardware in r.hardware and SHARED not in r.hardware and r.model == t.model
+                    and label(r) == who and r.suite in suites
                     and (r.suite != "engine" or sized(r)) and (r.batch, r.tokens) == (batch, tokens)
                     and (clients is None or r.clients == clients)
                 ]  # fmt: skip

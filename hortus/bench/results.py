@@ -74,6 +74,9 @@ class Record:
     """Requests a second that fell due, in an open loop."""
     client_cores: float | None = None
     """Processor time that the load generator itself took, in cores."""
+    cpu_ms: float | None = None
+    """Processor time, of all threads, that a request cost the target: in process, or a server started for the run. Where a
+    machine is shared it says more than the clock."""
     cosine: float | None = None
     """Least cosine to the reference in the check before anything was timed."""
     at_s: float | None = None
@@ -91,7 +94,7 @@ def median_p99(ms: Sequence[float]) -> tuple[float, float]:
     return float(np.median(ms)), float(np.percentile(ms, 99))
 
 
-_OPTIONAL = ("offered_per_s", "client_cores", "cosine", "at_s", "hit_rate")
+_OPTIONAL = ("offered_per_s", "client_cores", "cpu_ms", "cosine", "at_s", "hit_rate")
 """Fields that few suites have: left out of a line where they are None."""
 
 
@@ -135,6 +138,7 @@ _COLUMNS = (
     ("ratio", "ratio"),
     ("offered_per_s", "offered/s"),
     ("client_cores", "client cores"),
+    ("cpu_ms", "cpu ms"),
     ("cosine", "cosine"),
     ("at_s", "at s"),
     ("hit_rate", "hits"),

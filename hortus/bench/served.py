@@ -19,13 +19,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
 
+from hortus.bench import ENVIRON
 from hortus.bench.load import Job, http_request
 from hortus.bench.pace import Closed, Load, Plan, checked
 from hortus.bench.targets import Setting, Spec
@@ -86,6 +87,7 @@ class Served:
     def __init__(self, name: str, host: str, port: int, setting: Setting, closing: ExitStack | None = None) -> None:
         self.name, self.host, self.port, self.opened_s = name, host, port, 0.0
         self.setting, self._closing = setting, closing or ExitStack()
+        self.running: Running | None = None
         self.route: Route
         self.about = ""
 
@@ -118,7 +120,10 @@ class Served:
         return Job(self.host, self.port, whole, plan, 1 if busy else self.setting.processes)
 
     def load(self, requests: Sequence[Inputs], plan: Plan) -> Load:
+        before = self.running.cpu_s() if self.running else 0.0
         [load] = self.setting.clients.run([self.job(requests, plan)])
+        if self.running:
+            load = replace(load, target_cpu_s=self.running.cpu_s() - before)
         return checked(load) if isinstance(plan, Closed) else load
 
     def graph_steps(self) -> dict[str, float] | None:
@@ -154,17 +159,18 @@ def make(spec: Spec, setting: Setting) -> Served:
             server = closing.enter_context(
                 hortus(str(setting.path), *flags, "--served-model-name", setting.folder.name)
             )
-            return _openai(Served(spec.name, "127.0.0.1", server.port, setting, closing), "/v1")
+            return _openai(Served(spec.name, "127.0.0.1", server.port, setting, closing), "/v1", server)
         port, python, *more = free_port(), *shlex.split(spec.where)
         words = (infinity_words if spec.kind == "infinity" else vllm_words)(python, setting.path, port)
-        closing.enter_context(started([*words, *more], port, PEER_ENVIRON))
-        return _openai(Served(spec.name, "127.0.0.1", port, setting, closing), "")
+        environ = PEER_ENVIRON | ({"OMP_NUM_THREADS": str(setting.threads)} if setting.threads else {})
+        server = closing.enter_context(started([*words, *more], port, environ))
+        return _openai(Served(spec.name, "127.0.0.1", port, setting, closing), "", server)
     except BaseException:
         closing.close()
         raise
 
 
-def _openai(target: Served, base: str) -> Served:
+def _openai(target: Served, base: str, running: Running | None = None) -> Served:
     """The model's name from /models, and base64 where the server has it, for all that it saves its clients."""
     for path in [base] if base else ["/v1", ""]:
         try:
@@ -183,6 +189,7 @@ def _openai(target: Served, base: str) -> Served:
         status, answer = target.ask("POST", route.path, route.body(["a"]))
     if status != 200:
         raise StartError(f"{target.name}: {route.path} answered {status}: {answer[:300]!r}")
+    target.running = running
     return target.use(route)
 
 
@@ -216,7 +223,7 @@ def started(
     words: Sequence[str], port: int | None, environ: dict[str, str] | None = None, ready_s: float = 300
 ) -> Iterator[Running]:
     """A server process, ready; SIGTERM at the end. port: None when it tells it itself, as Hortus does. RuntimeError."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("HORTUS_")}
+    clean = {k: v for k, v in ENVIRON.items() if not k.startswith("HORTUS_")}
     with tempfile.TemporaryFile() as log:
         try:
             process = subprocess.Popen(words, stdout=log, stderr=log, env=clean | (environ or {}))
@@ -253,6 +260,20 @@ class Running:
 
     port: int
     process: int
+
+    def cpu_s(self) -> float:
+        """Processor seconds so far, of the process and all under it that run. 0 where /proc does not tell."""
+        total, todo = 0.0, [self.process]
+        while todo:
+            at = Path(f"/proc/{todo.pop()}")
+            try:
+                user, system = (at / "stat").read_text().rsplit(")", 1)[1].split()[11:13]
+                total += (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+                for task in (at / "task").iterdir():
+                    todo += map(int, (task / "children").read_text().split())
+            except OSError:  # it has ended, or this is no Linux
+                continue
+        return total
 
     def engine_cpu_s(self) -> float:
         """Processor seconds of the first engine process so far (of the whole server where it is one process)."""

@@ -86,7 +86,7 @@ def test_page_and_pictures(tmp_path, capsys):
     capsys.readouterr()
     page = (tmp_path / "a" / "report.md").read_text()
     for kind in ("latency", "throughput", "clients", "arrivals", "graphs"):
-        stem = f"{kind}-chip-m"
+        stem = f"{kind}-chip-2-cores-m"
         assert f"![{stem}]({stem}.svg)" in page
         svg = (tmp_path / "a" / f"{stem}.svg").read_text()
         assert ">m on Chip, 2 cores<" in svg

@@ -53,6 +53,7 @@ def test_every_suite_over_a_server(tmp_path, capsys):
     assert offered == sorted(offered)
     assert all(r["cosine"] > 0.99999 for r in rows if r["suite"] == "latency")  # against itself
     assert all("client_cores" in r for r in rows if r["suite"] == "throughput")
+    assert all(r["cpu_ms"] > 0 for r in rows if r["suite"] == "throughput")  # of the server's processes
     lines = [json.loads(line) for line in raw.read_text().splitlines()]
     assert all(ms > 0 for line in lines for ms in line["ms"])
     assert "passed over" in capsys.readouterr().out
@@ -109,6 +110,16 @@ def test_targets_that_are_wrong_are_not_timed(run, capsys):
     assert "LEFT OUT: off" in capsys.readouterr().out
 
 
+def test_a_target_that_fails_later_is_left_out_and_the_others_go_on(run):
+    calls = iter(range(100))
+    one = np.ones((1, 3), np.float32)
+    run.targets = [target("good", lambda n: one), target("tired", lambda n: one if next(calls) < 5 else fail(n))]
+    run.seconds = 0.0
+    records = run.case("latency", 1, 16, 1)
+    assert [(r.target, r.rounds) for r in records] == [("good", 2)]
+    assert "out of memory" in run.refused["tired"]
+
+
 def test_rounds_take_turns(run):
     order = []
 
@@ -127,7 +138,7 @@ def test_rounds_take_turns(run):
 def test_real_engines_agree(capsys):
     """Hortus and its peers on random weights of a tiny shape: the check before timing is the test."""
     peers = ("engine", "hortus", "sentence-transformers", "transformers")
-    words = ["latency", "--shape", "tiny", *[w for p in peers for w in ("--target", p)]]
+    words = ["latency", "--shape", "tiny", "--threads", "1", *[w for p in peers for w in ("--target", p)]]
     assert bench.main([*words, "--tokens", "16", "--rounds", "1", "--seconds", "0"]) == 0
     out = capsys.readouterr().out
     assert all(f"latency     {p}" in out for p in peers)
