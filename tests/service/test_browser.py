@@ -294,7 +294,7 @@ def test_an_engine_that_hangs_and_comes_back(page: Browser, run, monkeypatch):
         page.has_text("#replicas", "up")
         server.engine.hold()
         page.has_text("#state", "not ready")
-        page.has_text("#notice", "The engine does not answer")
+        page.has_text("#notice", "503 until the engine answers again: ")
         page.has_text("#replicas", "does not answer")
         server.engine.release()
         page.has_text("#state", "ready")

@@ -137,7 +137,7 @@ class Browser:
 @contextlib.contextmanager
 def driver() -> Iterator[Callable[[], Browser]]:
     """Makes browsers; all are gone at the end."""
-    with tempfile.TemporaryDirectory(prefix="hortus-browser-") as home:
+    with tempfile.TemporaryDirectory(prefix="hortus-browser-", ignore_cleanup_errors=True) as home:
         log = Path(home) / "log"
         environ = os.environ | {"HOME": home, "TMPDIR": home}
         with log.open("wb") as out:

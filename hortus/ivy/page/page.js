@@ -10,7 +10,7 @@ const WORDS = { ready: "ready", starting: "starting", failing: "not ready", drai
   overloaded: "overloaded", unreachable: "no answer", locked: "key needed", asking: "asking" };
 const NOTICES = {
   starting: "The model is still loading. This page goes on by itself once it is there.",
-  failing: "The engine does not answer; requests get 503 until it does.",
+  failing: "Not ready: requests get 503 until the engine answers again",
   draining: "This server is shutting down: it finishes what it has begun and takes nothing new.",
   overloaded: "Overloaded: more is asked for than the queue holds (--max-queue-tokens), and the rest is refused with 429. "
     + "Send it again in a moment.",
@@ -45,7 +45,7 @@ function setState(now, reason) {
   state = now;
   $("state").textContent = WORDS[now];
   $("state").dataset.state = now;
-  const text = [NOTICES[now], reason].filter(Boolean).join(" ");
+  const text = NOTICES[now] + (now !== "failing" ? "" : reason ? `: ${reason}.` : ".");
   const notice = $("notice");
   notice.hidden = !(now in NOTICES);
   if (!notice.hidden && notice.textContent !== text) notice.textContent = text;
