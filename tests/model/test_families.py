@@ -81,7 +81,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def batch_of(vocab: int = 500) -> TokenBatch:
     rng = np.random.default_rng(0)
-    return TokenBatch.of([rng.integers(3, vocab, n).tolist() for n in (1, 2, 9, 16, 33, 200, 9)])
+    return TokenBatch.of([rng.integers(3, vocab, n).tolist() for n in (1, 2, 9, 16, 33, 298, 9)])
 
 
 def written(path: Path, case: str, head: str) -> Any:

@@ -36,7 +36,8 @@ class Bias(Protocol):
     def __call__(self, q: Tensor, k: Tensor, first: int) -> Tensor:
         """What is added to the scores of some sequences of one length: [n or 1, heads, queries, keys].
 
-        q: [n, heads, queries, head_dim], the tokens from `first` on; k: [n, heads, keys, head_dim], all tokens.
+        q: [n, heads, queries, head_dim], the tokens from `first` on; k: [n, heads, keys, head_dim], all tokens, the last first:
+        so a bias by distance is a view of its table, each row a step further on.
         """
 
 

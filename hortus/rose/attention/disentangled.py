@@ -21,30 +21,25 @@ class DisentangledBias:
         self._bucket, self._longest = bucket, (len(bucket) + 1) // 2
 
     def __call__(self, q: Tensor, k: Tensor, first: int) -> Tensor:
-        """q: [n, heads, queries, d], a sequence's tokens from `first` on; k: [n, heads, keys, d] -> [n, heads, queries, keys]."""
+        """See Bias. -> [n, heads, queries, keys]."""
         queries, keys = q.shape[2], k.shape[2]
-        # Every distance there is, from the last key of the first query up; the two terms read it in either direction.
+        # Every distance there is, from the first query and the last key up. Both terms start a row one further on each time.
         bucket = self._bucket[self._longest - keys + first : self._longest + first + queries - 1]
         found = None
         if self._keys is not None:
-            # [.., queries, distances from the first key's down]: row i begins at its own distance, i before the last's.
-            by_query = q @ self._keys[:, bucket.flip(0)].transpose(1, 2)
-            found = _slanted(by_query, keys)
+            found = _slanted(q @ self._keys[:, bucket].transpose(1, 2), keys)
         if self._queries is not None:
-            by_key = k @ self._queries[:, bucket].transpose(1, 2)
-            other = _slanted(by_key, queries).transpose(2, 3)
-            found = other if found is None else found + other
+            other = _slanted(k @ self._queries[:, bucket].transpose(1, 2), queries).transpose(2, 3)
+            found = other.contiguous() if found is None else torch.add(found, other, out=q.new_empty(other.shape))
         assert found is not None, "a bias without terms is not made"
         return found
 
 
 def _slanted(x: Tensor, width: int) -> Tensor:
-    """[.., rows, rows + width - 1] -> [.., rows, width]: row i from rows - 1 - i on. A view."""
+    """[n, heads, rows, rows + width - 1] -> [n, heads, rows, width]: row i from column i on. A view."""
     x = x.contiguous()
     n, heads, rows, all_ = x.shape
-    return x.as_strided(
-        (n, heads, rows, width), (heads * rows * all_, rows * all_, all_ - 1, 1), x.storage_offset() + rows - 1
-    )
+    return x.as_strided((n, heads, rows, width), (heads * rows * all_, rows * all_, all_ + 1, 1), x.storage_offset())
 
 
 def buckets(longest: int, count: int, furthest: int, device: torch.device) -> Tensor:

@@ -10,41 +10,31 @@ import math
 import torch
 from torch import Tensor
 
-KEPT = 1 << 24
-"""Most values kept from call to call: 64 MB of float32."""
-
 
 class DistanceBias:
     """A Bias that asks for the lengths of q and k alone."""
 
     def __init__(self, by_distance: Tensor) -> None:
-        """by_distance: [heads, 2 longest - 1], from the key furthest before its query to the one furthest after it."""
+        """by_distance: [heads, 2 longest - 1], query minus key, from 1 - longest up."""
         self._by_distance = by_distance
         self._longest = (by_distance.shape[1] + 1) // 2
-        self._kept: dict[tuple[int, int, int], Tensor] = {}
 
     def __call__(self, q: Tensor, k: Tensor, first: int) -> Tensor:
-        """[1, heads, queries, keys]: the same in every layer, so it is kept for the next one."""
-        return self.between(k.shape[2], first, q.shape[2])
+        """[1, heads, queries, keys], a view of the table: nothing is copied, however long the sequence."""
+        queries, keys = q.shape[2], k.shape[2]
+        lo = self._longest - keys + first
+        return self._by_distance[:, lo : lo + queries + keys - 1].unfold(1, keys, 1).unsqueeze(0)
 
-    def between(self, length: int, first: int = 0, queries: int | None = None) -> Tensor:
-        """Of `queries` tokens from `first` on (None: all) of a sequence of that length: [1, heads, queries, length]."""
-        queries = length if queries is None else queries
-        at = length, first, queries
-        if (found := self._kept.get(at)) is None:
-            if sum(x.numel() for x in self._kept.values()) > KEPT:
-                self._kept.clear()
-            lo = self._longest - first - queries
-            some = self._by_distance[:, lo : lo + length + queries - 1]
-            # Row r of the unfolded begins r further on: the last query's row first.
-            found = self._kept[at] = some.unfold(1, length, 1).flip(1).unsqueeze(0)
-        return found
+    def square(self, length: int) -> Tensor:
+        """Of a whole sequence, keys in their order: [heads, length, length]."""
+        lo = self._longest - length
+        return self._by_distance[:, lo : lo + 2 * length - 1].unfold(1, length, 1).flip(2).contiguous()
 
 
 def learned(table: Tensor, longest: int) -> DistanceBias:
     """MPNet's: table [buckets, heads], for sequences of up to `longest` tokens."""
-    apart = torch.arange(1 - longest, longest, device=table.device)  # key minus query
-    return DistanceBias(table[buckets(apart, len(table))].t().contiguous())
+    apart = torch.arange(1 - longest, longest, device=table.device)
+    return DistanceBias(table[buckets(-apart, len(table))].t().contiguous())
 
 
 def buckets(apart: Tensor, count: int, furthest: int = 128) -> Tensor:

@@ -69,15 +69,17 @@ class TwinAttention:
         return out.transpose(1, 2).reshape(n * length, h.heads, h.head_dim)
 
     def _biased(self, bias: Bias, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """[n, heads, length, d], and so the result."""
+        """[n, heads, length, d] each, and so the result. Keys go backwards, as a Bias has them: their order is no matter."""
         n, heads, length, _ = q.shape
+        k, v = k.flip(2), v.flip(2)
         some = max(1, MOST_BIASES // (n * heads * length))
         parts = []
         for first in range(0, length, some):
             part = q[:, :, first : first + some]
-            parts.append(
-                F.scaled_dot_product_attention(part, k, v, attn_mask=bias(part, k, first), scale=self._heads.scale)
-            )
+            mask = bias(part, k, first)
+            if mask.device.type != "cpu":  # a GPU's kernels want aligned rows
+                mask = mask.contiguous()
+            parts.append(F.scaled_dot_product_attention(part, k, v, attn_mask=mask, scale=self._heads.scale))
         return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
 

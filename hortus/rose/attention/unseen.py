@@ -91,7 +91,7 @@ class UnseenAttention:
                 b, c = (t.repeat_interleave(h.heads // h.kv_heads, 1) for t in (b, c))
             mask = mask.to(q.dtype)
             if self._bias is not None:
-                mask = mask + self._bias(a, b, 0)
+                mask = mask + self._bias(a, b.flip(2), 0).flip(3)
             y = F.scaled_dot_product_attention(a, b, c, attn_mask=mask, scale=h.scale)
             y = y.masked_fill(blind, 0.0)  # as the reference has it, whatever the kernel makes of a row of -inf
             out[start:end] = y.transpose(1, 2).reshape(n * length, h.heads, h.head_dim)

@@ -75,7 +75,7 @@ def few(layers: list[LayerWeights], heads: Heads, eps: float, activation: str, b
             x = torch.cat([x, x.new_zeros(t - real, hidden)])
         new, hidden_from = x.new_empty, _mask(cu_seqlens_cpu, t)
         if bias is not None:  # by distance in the packed row, which within a sequence is the distance
-            hidden_from = hidden_from + bias.between(t)[0]
+            hidden_from = hidden_from + bias.square(t)
         qkv, a, z, u = new(3 * hidden, t), new(hidden, t), new(hidden, t), new(inner, t)
         scores, shares, summed = new(n, t, t), new(n, t, t), new(t, hidden)
         q, k, v = qkv.view(3, n, d, t).unbind(0)

@@ -98,6 +98,15 @@ def test_a_failing_first_step_does_not_start(folder: Path, monkeypatch: pytest.M
         ({"model_type": "t5"}, "model_type 't5' is not supported; supported: .*bert"),
         ({"model_type": None}, "no model_type"),
         ({"position_embedding_type": "relative_key"}, "relative_key"),
+        ({"model_type": "xlm-roberta", "position_embedding_type": "relative_key_query"}, "relative_key_query"),
+        (
+            {"model_type": "mpnet", "relative_attention_num_buckets": 64},
+            "relative_attention_num_buckets 64 is not supported",
+        ),
+        (
+            {"model_type": "distilbert", "dim": 8, "activation": "tanh"},
+            "activation must be one of gelu, .*, not 'tanh'",
+        ),
         ({"is_decoder": True}, "is_decoder"),
         ({"hidden_act": "tanh"}, "hidden_act must be one of gelu, .*, not 'tanh'"),
         ({"hidden_size": 9}, "hidden size 9 does not make 2 heads"),

@@ -81,13 +81,19 @@ def test_a_bias_on_scores(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     attention = TwinAttention(Heads(heads=3, kv_heads=3, head_dim=d, scaled=0.25), bias)
     for most in (1 << 24, 3 * 12 * 5, 1):
         monkeypatch.setattr("hortus.rose.attention.twin.MOST_BIASES", most)
-        monkeypatch.setattr("hortus.rose.attention.relative.KEPT", most)
         attention.plan(cu, torch.from_numpy(cu), 12)
         got = attention.run(q, k, v)
         for a, b in itertools.pairwise(cu.tolist()):
             for h, i in itertools.product(range(3), range(a, b)):
                 scores = [q[i, h] @ k[j, h] * 0.25 + wanted(h, i, j, q[i, h], k[j, h]) for j in range(a, b)]
                 torch.testing.assert_close(got[i, h], torch.stack(scores).softmax(0) @ v[a:b, h], rtol=1e-5, atol=1e-6)
+
+
+def test_a_square_bias_is_the_same_in_order() -> None:
+    bias = relative.alibi(2, 9, device=torch.device("cpu"), dtype=torch.float32)
+    q = torch.zeros(1, 2, 5, 4)
+    assert torch.equal(bias(q, q, 0).flip(3)[0], bias.square(5))
+    assert bias.square(5)[1, 0].tolist() == [-relative.slopes(2)[1] * n for n in range(5)]
 
 
 def test_slopes_are_the_authors() -> None:
