@@ -57,6 +57,7 @@ how to choose:
   a GPU out of memory                  lower --max-batch-tokens
   this machine out of memory           lower --window-rows
   less to do again after a crash       lower --part-rows
+  vectors in a database                --into lancedb:FOLDER#TABLE, qdrant:..., postgresql://...
   several GPUs, or machines            --ray local, or --ray ADDRESS
   engines that run already             --server URL, once for each, in place of --model
 

@@ -365,6 +365,12 @@ class CorpusConfig:
     server_key: str | None = knob(
         None, "Key that the servers want. Better set in the environment (HORTUS_SERVER_KEY).", secret=True
     )
+    into: str | None = knob(
+        None,
+        "Put the rows into a database in place of Parquet files: lancedb:FOLDER#TABLE, qdrant:URL#COLLECTION or "
+        "postgresql://USER@HOST/DB#TABLE (pgvector). --out still takes the manifest and the rejects. Ids must be unique.",
+        secret=True,
+    )
     ray: str | None = knob(
         None,
         "Run over a Ray cluster: its address, `auto` for the one this machine is of, or `local` for several engines on this "

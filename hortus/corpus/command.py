@@ -28,6 +28,7 @@ from hortus.corpus.pipeline import Parts, run
 from hortus.corpus.plan import Unit, Window
 from hortus.corpus.progress import Progress
 from hortus.corpus.server import Servers
+from hortus.corpus.sinks import open_sink, shown
 from hortus.corpus.store import Store
 from hortus.corpus.vectors import Backend, Local, Wish
 from hortus.engines import open_model
@@ -102,6 +103,8 @@ def embed(inputs: Sequence[str], model: str | None, settings: Config) -> int:
         raise StartError("--model and --server: give one; servers have their model")
     if settings.corpus.ray is not None and settings.corpus.server is not None:
         raise StartError("--ray and --server: give one; a server's machines are its own")
+    if settings.corpus.ray is not None and settings.corpus.into is not None:
+        raise StartError("--ray and --into do not go together yet: write Parquet, and load that")
     if settings.corpus.actors is not None and settings.corpus.ray is None:
         raise StartError("--actors means nothing without --ray")
     with asyncio.Runner() as runner:
@@ -182,10 +185,14 @@ async def _embed(job: Job) -> int:
 async def _here(job: Job, store: Store, done: list[Record], closing: AsyncExitStack) -> tuple[Progress, dict[str, Any]]:
     """All that is left, in this process; its records are added to `done`."""
     backend, what, engine = await _open(job, closing)
-    await asyncio.to_thread(manifest.begin, store, what)
     manifest.same_engine(store, done, engine)
+    schema, into, sink = schema_of(job.columns, job.wish, backend.values), job.settings.corpus.into, None
+    if into is not None:
+        sink = await asyncio.to_thread(open_sink, into, schema)
+        closing.callback(sink.close)
+    await asyncio.to_thread(manifest.begin, store, what)
     progress = job.progress(done, lambda: backend.busy_s)
-    parts = Parts(store, schema_of(job.columns, job.wish, backend.values), job.columns, engine)
+    parts = Parts(store, schema, job.columns, engine, sink)
     try:
         await run(job.windows(done), backend, parts, progress, done.append)
     except BaseException:
@@ -287,6 +294,7 @@ def options_of(settings: Config) -> dict[str, Any]:
     told |= {name: getattr(ivy, name) for name in ("auto_truncate", "max_input_chars")}
     told |= {name: getattr(rose, name) for name in ("max_length", "load_format", "dtype", "attention")}
     told["max_batch_tokens"] = settings.tulip.max_batch_tokens
+    told["into"] = corpus.into and shown(corpus.into)
     told["fake"] = settings.tulip.fake_delay_ms is not None
     told["int8_ranges"] = ivy.int8_ranges and hashlib.sha256(Path(ivy.int8_ranges).read_bytes()).hexdigest()
     return told

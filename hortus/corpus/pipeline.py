@@ -23,6 +23,7 @@ from hortus.corpus.output import VECTOR, rejects_of, table_of
 from hortus.corpus.plan import Window, part_name
 from hortus.corpus.progress import Progress
 from hortus.corpus.read import Columns
+from hortus.corpus.sinks import Sink
 from hortus.corpus.store import Store, Writing
 from hortus.corpus.vectors import Backend, Vectors
 
@@ -34,8 +35,11 @@ class Parts:
     """Windows to parts, one part after another. Does what may block; a call waits for the one before it, which a task that was
     cancelled may have left running in its thread."""
 
-    def __init__(self, store: Store, schema: pa.Schema, columns: Columns, engine: str) -> None:
-        self._store, self._schema, self._columns, self._engine = store, schema, columns, engine
+    def __init__(
+        self, store: Store, schema: pa.Schema, columns: Columns, engine: str, sink: Sink | None = None
+    ) -> None:
+        """sink: takes the rows in place of Parquet files."""
+        self._store, self._schema, self._columns, self._engine, self._sink = store, schema, columns, engine, sink
         self._part: _Part | None = None
         self._one = threading.Lock()
 
@@ -46,7 +50,7 @@ class Parts:
 
     def _take(self, window: Window, vectors: Vectors) -> Record | None:
         if self._part is None:
-            self._part = _Part(self._store, self._schema, part_name(window.unit, window.part))
+            self._part = _Part(self._store, self._schema, part_name(window.unit, window.part), self._sink)
         part = self._part
         if len(window):
             part.write(table_of(window, vectors, self._schema, self._columns))
@@ -71,16 +75,23 @@ class Parts:
 class _Part:
     """One part's files while they are written."""
 
-    def __init__(self, store: Store, schema: pa.Schema, name: str) -> None:
-        self._store, self.name = store, name
+    def __init__(self, store: Store, schema: pa.Schema, name: str, sink: Sink | None) -> None:
+        self._store, self.name, self._sink = store, name, sink
         self._open = contextlib.ExitStack()
-        self._file: Writing = self._open.enter_context(store.create(name + ".parquet"))
-        self._writer = writer_of(self._file, schema)
+        self._file: Writing | None = None
+        if sink is not None:
+            sink.begin(name)
+        else:
+            self._file = self._open.enter_context(store.create(name + ".parquet"))
+            self._writer = writer_of(self._file, schema)
         self._rejects: Writing | None = None
         self.rows_in = self.rows = self.rejected = self.tokens = 0
 
     def write(self, table: pa.Table) -> None:
-        if len(table):
+        if self._sink is not None:
+            if len(table):
+                self._sink.write(table)
+        elif len(table):
             self._writer.write_table(table, row_group_size=len(table))
         self.rows += len(table)
 
@@ -93,7 +104,8 @@ class _Part:
         self.rejected += len(lines)
 
     def commit(self, window: Window, engine: str) -> Record:
-        self._writer.close()
+        if self._file is not None:
+            self._writer.close()
         self._open.close()
         if self._rejects is None:
             self._store.remove(f"{REJECTS}/{self.name}.jsonl")
@@ -105,8 +117,8 @@ class _Part:
             rows=self.rows,
             rejected=self.rejected,
             tokens=self.tokens,
-            bytes=self._file.size,
-            sha256=self._file.sha256,
+            bytes=self._file.size if self._file is not None else 0,
+            sha256=self._file.sha256 if self._file is not None else "",
             ends_unit=window.ends_unit,
             engine=engine,
         )
@@ -114,7 +126,8 @@ class _Part:
     def abandon(self) -> None:
         error = _AbandonedError()
         with contextlib.suppress(OSError, pa.ArrowException):  # its last words go into a file that is thrown away
-            self._writer.close()
+            if self._file is not None:
+                self._writer.close()
         with contextlib.suppress(_AbandonedError):
             self._open.__exit__(_AbandonedError, error, None)
 
