@@ -17,7 +17,7 @@ from typing import TypeVar
 import numpy as np
 
 from hortus.bench.pace import Closed, Load, Plan
-from hortus.bench.results import Record, median_p99
+from hortus.bench.results import Record, cosines, median_p99
 from hortus.bench.targets import Setting, Target
 from hortus.bench.texts import Corpus, Inputs
 from hortus.types import Float32
@@ -26,13 +26,6 @@ T = TypeVar("T", bound=Target)
 LEAST_COSINE = 0.999
 WARM_CALLS, WARM_S = 4, 1.0
 """Requests before timing, and the seconds after which fewer will do. A CUDA graph replays from a shape's third step on."""
-
-
-def cosines(a: Float32, b: Float32) -> Float32:
-    """[rows] cosine of each pair of rows; NaN where a value is not finite."""
-    x, y = a.astype(np.float64), b.astype(np.float64)
-    value: Float32 = (x * y).sum(1) / np.sqrt((x * x).sum(1) * (y * y).sum(1))
-    return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from hortus.bench.measure import cosines
+from hortus.bench.results import cosines
 from hortus.bench.texts import lee_sentences, sentences
 from hortus.types import Float32, TokenBatch
 

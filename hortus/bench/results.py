@@ -17,6 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
+from hortus.types import Float32
+
 
 def hardware() -> str:
     """The processor (and its usable cores) that this process runs on, for people."""
@@ -87,6 +89,13 @@ class Record:
     commit: str | None = field(default_factory=commit)
     command: str | None = field(default_factory=lambda: "hortus bench " + " ".join(sys.argv[2:]))
     date: str | None = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+
+
+def cosines(a: Float32, b: Float32) -> Float32:
+    """[rows] cosine of each pair of rows; NaN where a value is not finite."""
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    value: Float32 = (x * y).sum(1) / np.sqrt((x * x).sum(1) * (y * y).sum(1))
+    return value
 
 
 def median_p99(ms: Sequence[float]) -> tuple[float, float]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from hortus.bench.measure import Run, cosines, summary
+from hortus.bench.measure import Run, summary
 from hortus.bench.pace import Closed, Load, Open
-from hortus.bench.results import Record
+from hortus.bench.results import Record, cosines
 from hortus.bench.served import Served
 from hortus.bench.targets import timed_calls
 from hortus.bench.texts import Inputs

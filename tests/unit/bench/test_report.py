@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from hortus.bench import report
-from hortus.bench.measure import cosines, summary
+from hortus.bench.measure import summary
 from hortus.bench.pace import Load
-from hortus.bench.results import Record, append, read, table
+from hortus.bench.results import Record, append, cosines, read, table
 
 ROOT = Path(__file__).parents[3]
 RESULTS = sorted((ROOT / "bench" / "results").glob("*.jsonl"))
