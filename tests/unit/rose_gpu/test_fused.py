@@ -7,23 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 
 
-def test_fused_kernels_agree_with_their_twins_under_the_interpreter():
+@pytest.mark.parametrize("file", ["test_kernels", "test_encoders"])
+def test_fused_kernels_agree_with_their_twins_under_the_interpreter(file):
     # A process of its own: Triton reads the variable once, when it is imported.
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-x",
-            "-p",
-            "no:cacheprovider",
-            "tests/gpu/test_kernels.py",
-            "tests/gpu/test_encoders.py",
-        ],
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"tests/gpu/{file}.py"],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
