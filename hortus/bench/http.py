@@ -10,9 +10,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,6 +28,7 @@ from hortus.bench.served import hortus as served_hortus
 from hortus.bench.texts import lee_sentences
 from hortus.config import RoseConfig
 from hortus.engines import open_model
+from hortus.folder import ModelFolder
 from hortus.ivy.tokenize import Tokenizer
 from hortus.tulip.fake import FakeEngine
 
@@ -105,17 +108,16 @@ def http(seconds: float = 4.0) -> list[Record]:
                 suite="http-floor", target="bare", model="none", batch=1, clients=1, median_ms=median, p99_ms=p99, note=note
             )
         )  # fmt: skip
-    with topology() as running:
-        port = running.port
 
+    def cases(server: Running, width: int) -> Callable[..., None]:
         def case(suite: str, inputs: str | list[str], form: str, tokens: int, clients: int, processes: int = 1) -> None:
             body = json.dumps({"model": folder.name, "input": inputs, "encoding_format": form}).encode()
             load = closed_loop(
-                "127.0.0.1", port, "/v1/embeddings", body, clients=clients, seconds=seconds, processes=processes
+                "127.0.0.1", server.port, "/v1/embeddings", body, clients=clients, seconds=seconds, processes=processes
             )
             median, p99 = median_p99(load.latencies_ms.tolist())
             n = 1 if isinstance(inputs, str) else len(inputs)
-            note = f"{form}; client used {load.client_cpu_s / load.seconds:.0%} of a core"
+            note = f"{form} x {width}; client used {load.client_cpu_s / load.seconds:.0%} of a core"
             if clients == 1 and n == 1:
                 note += f"; engine alone {direct_ms * 1000:.0f} us, HTTP adds {median - direct_ms:.3f} ms"
             records.append(
@@ -126,13 +128,35 @@ def http(seconds: float = 4.0) -> list[Record]:
                 )
             )  # fmt: skip
 
+        return case
+
+    many = [text] * 100
+    with topology() as running:
+        case = cases(running, engine.info.width)
         case("http-overhead", text, "base64", 32, 1)
         for clients in (16, 64, 256):
             case("http-rate", text, "base64", 32, clients)
-        many = [text] * 100
         case("http-many", many, "base64", 32, 1)
         case("http-many", many, "float", 32, 1)
+    # One thread reads the texts, so that at most one core works on a request at any time.
+    with tempfile.TemporaryDirectory() as place:
+        wide = _wide(folder, Path(place) / folder.name)
+        flags = ("--fake-delay-ms", "0", "--tokenize-threads", "1", "--served-model-name", folder.name)
+        with served_hortus(str(wide), *flags) as running:
+            case = cases(running, WIDE)
+            case("http-many-one-core", many, "base64", 32, 1)
+            case("http-many-one-core", many, "float", 32, 1)
     return records
+
+
+WIDE = 1024
+
+
+def _wide(folder: ModelFolder, to: Path) -> Path:
+    """A copy of a folder without weights, whose fake gives vectors of WIDE values."""
+    shutil.copytree(folder.path, to, ignore=shutil.ignore_patterns("*.safetensors", "*.bin", "*.onnx"))
+    (to / "config.json").write_text(json.dumps(folder.config | {"hidden_size": WIDE}))
+    return to
 
 
 def grpc(seconds: float = 2.0, rounds: int = 5) -> list[Record]:
