@@ -72,11 +72,16 @@ class Pump(Generic[W]):
             thread.start()
 
     def send(self, flight: Flight[W]) -> None:
-        parts = [work.batch.slice(lo, hi) for work, lo, hi in flight.slices]
-        batch = TokenBatch.merge(parts) if parts else _PROBE
-        # Only one thread is ever inside the engine, and steps keep their order.
-        if self._sent == self._stepped and self._engine.quick(batch):
-            self._step(flight, batch)
+        try:
+            parts = [work.batch.slice(lo, hi) for work, lo, hi in flight.slices]
+            batch = TokenBatch.merge(parts) if parts else _PROBE
+            # Only one thread is ever inside the engine, and steps keep their order.
+            quick = self._sent == self._stepped and self._engine.quick(batch)
+        except Exception as e:  # noqa: BLE001 - whatever it is, these requests must hear of it
+            self._post(flight, None, e)
+            return
+        if quick:
+            self._settle(flight, self._step(batch))
             return
         self._sent += 1
         self._to_step.put((flight, batch))
@@ -94,9 +99,10 @@ class Pump(Generic[W]):
 
     def _run_steps(self) -> None:
         while (sent := self._to_step.get()) is not None:
-            self._step(*sent)
-            del sent
-            self._stepped += 1
+            stepped = self._step(sent[1])
+            self._stepped += 1  # before the answer, which may bring the next step
+            self._settle(sent[0], stepped)
+            del sent, stepped
         self._to_wait.put(None)
 
     def _run_waits(self) -> None:
@@ -104,17 +110,26 @@ class Pump(Generic[W]):
             self._finish(*waiting)
             del waiting
 
-    def _step(self, flight: Flight[W], batch: TokenBatch) -> None:
+    def _step(self, batch: TokenBatch) -> LazyTensor | BaseException:
         try:
-            lazy = self._engine.step(batch)
-            ready = lazy.ready()
+            return self._engine.step(batch)
         except BaseException as e:  # noqa: BLE001 - whatever it is, these requests must hear of it
+            return e
+
+    def _settle(self, flight: Flight[W], stepped: LazyTensor | BaseException) -> None:
+        """Answer what is finished already; the rest is waited for."""
+        if isinstance(stepped, BaseException):
+            self._post(flight, None, stepped)
+            return
+        try:
+            ready = stepped.ready()
+        except BaseException as e:  # noqa: BLE001 - as above
             self._post(flight, None, e)
             return
         if ready:
-            self._finish(flight, lazy)
+            self._finish(flight, stepped)
         else:
-            self._to_wait.put((flight, lazy))
+            self._to_wait.put((flight, stepped))
 
     def _finish(self, flight: Flight[W], lazy: LazyTensor) -> None:
         try:

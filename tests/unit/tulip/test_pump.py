@@ -82,3 +82,20 @@ async def test_a_quick_step_that_fails_fails_only_its_own() -> None:
         await tulip.encode(TokenBatch.of([[7]]))
     await tulip.encode(TokenBatch.of([[8]]))
     await tulip.close()
+
+
+async def test_an_engine_that_cannot_say_whether_it_is_quick_fails_only_that_batch() -> None:
+    engine = Watched()
+    tulip = await running(engine)
+    faults = iter([IndexError("on purpose")])
+
+    def quick(batch: TokenBatch) -> bool:
+        for fault in faults:
+            raise fault
+        return True
+
+    engine.quick = quick  # type: ignore[method-assign]
+    with pytest.raises(EngineError, match="on purpose"):
+        await tulip.encode(TokenBatch.of([[7]]))
+    await tulip.encode(TokenBatch.of([[8]]))
+    await tulip.close()
