@@ -17,16 +17,15 @@ import dataclasses
 import importlib.util
 import logging
 import os
-import signal
 import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 from hortus import __version__, config
 from hortus.child import fail, tie_to_parent
 from hortus.errors import StartError
+from hortus.start import arm
 
 _EPILOG = """\
 settings:
@@ -130,6 +129,11 @@ def _add_knobs(parser: argparse.ArgumentParser, command: str) -> None:
             )
 
 
+def _parent(text: str) -> int:
+    """The supervisor's process id out of NAME@ID; the name is for people who list processes."""
+    return int(text.rpartition("@")[2])
+
+
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
     top = argparse.ArgumentParser(
@@ -156,7 +160,7 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--config", type=Path, metavar="FILE", help="TOML file with tables [ivy] [tulip] [rose] [link]"
         )
-        command.add_argument("--supervised", type=int, default=0, help=argparse.SUPPRESS)  # the supervisor's process id
+        command.add_argument("--supervised", type=_parent, default=0, help=argparse.SUPPRESS)
         _add_knobs(command, name)
     embed = commands.add_parser(
         "embed",
@@ -200,11 +204,6 @@ def configure_logging(level: str) -> None:
     )
 
 
-def _stop_early(number: int, frame: FrameType | None) -> None:
-    """A signal before the server has its own handlers: nothing has begun, so stopping is success."""
-    os._exit(0)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point. Returns the exit status: 0 done, 1 could not start, 2 bad usage."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -212,9 +211,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from hortus.bench import main as bench_main
 
         return bench_main(words[1:])
-    if argv is None and words[:1] != ["embed"]:  # not when called by a test or a program, whose handlers stay
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, _stop_early)
+    if argv is None:  # not when called by a test or a program, whose handlers stay
+        arm(words)
     everything = parser()
     args = vars(everything.parse_args(words))
     command, model, file, parent = (args.pop(name, None) for name in ("command", "model", "config", "supervised"))

@@ -103,7 +103,7 @@ def _shifted(port: int | None, by: int) -> int | None:
 
 
 def as_toml(config: Config) -> str:
-    """The whole configuration as a file for --config. Pure."""
+    """The whole configuration as what --config reads. Pure."""
     lines = []
     for section in SECTIONS:
         values = getattr(config, section)
@@ -129,9 +129,7 @@ def supervise(model: str, config: Config) -> int:
             cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         )
         return asyncio.run(
-            _Family(
-                children, Path(where), address_of(sock, "https" if config.ivy.tls_cert else "http"), config.ivy.drain_s
-            ).run()
+            _Family(children, address_of(sock, "https" if config.ivy.tls_cert else "http"), config.ivy.drain_s).run()
         )
 
 
@@ -148,8 +146,8 @@ def _reserved(config: Config) -> Iterator[socket.socket]:
 class _Family:
     """All children, from their start to their end."""
 
-    def __init__(self, children: list[Child], where: Path, address: str, drain_s: float) -> None:
-        self._children, self._where, self._address, self._drain_s = children, where, address, drain_s
+    def __init__(self, children: list[Child], address: str, drain_s: float) -> None:
+        self._children, self._address, self._drain_s = children, address, drain_s
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._ready: set[str] = set()
         self._failed: asyncio.Future[str]
@@ -205,13 +203,10 @@ class _Family:
                     process.send_signal(signal.SIGHUP)
 
     async def _keep(self, child: Child, begin: float) -> None:
-        file = self._where / f"{child.name}.toml"
-        file.touch(0o600)  # it may hold secrets
-        file.write_text(as_toml(child.config))
         deaths = 0
         while True:
             born = time.monotonic()
-            status = await self._live(child, file, begin)
+            status = await self._live(child, begin)
             if self._stopping:
                 log.info("%s ended with %s", child.name, _how(status))
                 return
@@ -224,17 +219,21 @@ class _Family:
             log.warning("%s ended with %s; starting it again in %.1f s", child.name, _how(status), wait)
             await asyncio.sleep(wait)
 
-    async def _live(self, child: Child, file: Path, begin: float) -> int:
+    async def _live(self, child: Child, begin: float) -> int:
         """One life of a child; its exit status."""
         environ = {k: v for k, v in os.environ.items() if not k.startswith("HORTUS_")} | dict(child.environ)
-        words = (*child.command, "--config", str(file), "--supervised", str(os.getpid()))
+        words = (*child.command, "--config", "/dev/stdin", "--supervised", f"{child.name}@{os.getpid()}")
         # A group of its own: Ctrl-C comes to this process, which ends the others in order.
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "hortus.cli", *words, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+            sys.executable, "-m", "hortus.start", *words, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
             env=environ, process_group=0,
         )  # fmt: skip
         self._processes[child.name] = process
+        assert process.stdin is not None, "stdin was asked for"
         assert process.stdout is not None, "stdout was asked for"
+        # Through a pipe: there may be keys in it, and a file would outlive a supervisor that is killed.
+        process.stdin.write(as_toml(child.config).encode())
+        process.stdin.close()
         async for line in process.stdout:
             word, _, rest = line.decode(errors="replace").strip().partition(" ")
             if word == "ready":

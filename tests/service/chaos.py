@@ -49,7 +49,7 @@ class Family:
         found = {}
         for child in psutil.Process(self.process.pid).children():
             with contextlib.suppress(psutil.Error):
-                if name := re.search(r"/([a-z]+-\d+)\.toml", " ".join(child.cmdline())):
+                if name := re.search(r" ([a-z]+-\d+)@", " ".join(child.cmdline())):
                     found[name[1]] = child
         return found
 

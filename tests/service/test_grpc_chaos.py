@@ -131,8 +131,12 @@ async def test_clients_that_vanish_or_dawdle_harm_nobody(home: Family):
     assert failed(load) == 0, load.outcomes
 
 
-async def test_both_engines_gone_is_a_clear_retryable_answer_at_once(tmp_path):
-    with family(tmp_path, *FLAGS, gateways=1, replicas=1) as f:
+async def test_both_engines_gone_is_a_clear_retryable_answer_at_once(tmp_path, monkeypatch):
+    place = tmp_path / "temporary"
+    place.mkdir()
+    monkeypatch.setenv("TMPDIR", str(place))
+    secret = "secret-of-this-link"
+    with family(tmp_path, *FLAGS, "--link-token", secret, gateways=1, replicas=1) as f:
 
         async def act(load: Load) -> None:
             for _ in range(2):
@@ -151,6 +155,10 @@ async def test_both_engines_gone_is_a_clear_retryable_answer_at_once(tmp_path):
         f.process.wait(10)
         _, alive = psutil.wait_procs(children, 10)
         assert not alive
+        # And nothing that was configured stays behind on the disk.
+        left = [file for file in place.rglob("*") if file.is_file()]
+        assert not [file for file in left if secret in file.read_text(errors="replace")], left
+        assert not [file for file in left if file.suffix == ".toml"], left
 
 
 def test_a_start_that_fails_has_one_clear_reason():

@@ -303,6 +303,48 @@ def test_a_hang_up_reloads_templates_and_nothing_else(tmp_path):
         assert process.wait(20) == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("command", ["serve", "ivy", "tulip"])
+def test_signals_before_anything_is_imported(command, number):
+    """A hang-up is nothing to a server that has nothing to read again; a stop is success."""
+    code = (
+        "import os, signal, sys, hortus.start\n"
+        f"hortus.start.arm(['{command}'])\n"
+        "assert not {'hortus.cli', 'hortus.config', 'asyncio'} & {*sys.modules}\n"
+        "os.kill(os.getpid(), signal.SIGHUP)\n"
+        f"os.kill(os.getpid(), {int(number)})\n"
+        "raise SystemExit('it goes on')\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=30).returncode == 0
+
+
+@pytest.mark.parametrize("flags", [(), ("--replicas", "1", "--gateways", "1")])
+def test_hang_ups_during_the_start_do_no_harm(flags):
+    words = ["serve", "demo", "--fake-delay-ms", "0", "--port", "0", "--no-page", *flags]
+    with subprocess.Popen(
+        [sys.executable, "-m", "hortus.start", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        ignored = 1 << (signal.SIGHUP - 1)
+        until(
+            lambda: int(re.search(r"SigIgn:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())[1], 16) & ignored
+        )
+        told = threading.Event()
+
+        def hang_up() -> None:
+            while not told.wait(0.02):
+                process.send_signal(signal.SIGHUP)
+
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(hang_up)
+            try:
+                assert process.stdout.readline().startswith(b"hortus")
+            finally:
+                told.set()
+            done.result()
+        process.terminate()
+        assert process.wait(30) == 0
+
+
 def test_a_second_signal_exits_at_once():
     process, port = _start("60")
     with process, socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
