@@ -56,6 +56,7 @@ class Pump(Generic[W]):
         self._width = engine.info.width
         self._answered = answered
         self._loop: asyncio.AbstractEventLoop
+        self._loop_thread = 0
         self._to_step: SimpleQueue[tuple[Flight[W], TokenBatch] | None] = SimpleQueue()
         self._sent, self._stepped = 0, 0
         """Flights given to the step thread, and those it is done with: the loop counts the one, the thread the other."""
@@ -67,7 +68,7 @@ class Pump(Generic[W]):
         ]
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        self._loop, self._loop_thread = loop, threading.get_ident()
         for thread in self._threads:
             thread.start()
 
@@ -149,7 +150,11 @@ class Pump(Generic[W]):
         self._post(flight, rows, None)
 
     def _post(self, flight: Flight[W], rows: Float32 | None, error: BaseException | None) -> None:
+        # Not called at once even here: the loop's turn goes to what has arrived meanwhile. Waking the loop from itself costs
+        # a system call more.
+        here = threading.get_ident() == self._loop_thread
+        call = self._loop.call_soon if here else self._loop.call_soon_threadsafe
         try:
-            self._loop.call_soon_threadsafe(self._answered, flight, rows, error, time.monotonic())
+            call(self._answered, flight, rows, error, time.monotonic())
         except RuntimeError:
             log.debug("a batch came back after the event loop had closed")
