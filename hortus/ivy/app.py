@@ -72,7 +72,7 @@ class App:
         self.draining = False
         """Nothing new is begun."""
         self.in_flight = 0
-        """Requests being worked on."""
+        """Requests being worked on, but for those that ask how things are."""
         self._access = Access(config)
         self._journal = None if config.access_log is None else Journal(config.access_log)
         self._traces = None if config.otlp_endpoint is None else Traces(config.otlp_endpoint)
@@ -191,15 +191,16 @@ class App:
         request.name = request_id.decode("ascii")
         if self._traces is not None:
             self._traces.begin(request)
-        self.in_flight += 1
+        counted = request.path not in self._not_counted
+        self.in_flight += counted
         try:
             code, answer = await self._answer(request)
         finally:
-            self.in_flight -= 1
+            self.in_flight -= counted
         seconds = time.monotonic() - request.begun
         if self._journal is not None or self._traces is not None:
             self._tell(request, code, answer, seconds)
-        if request.path not in self._not_counted:
+        if counted:
             self._counters[code].inc()
             self._metrics.request_seconds.observe(seconds)
             if self._watch.seconds is not None:

@@ -204,12 +204,20 @@ class Replicas:
         others = [link for link in self.links.values() if link is not first]
         second = choose(others, len(batch.ids), time.monotonic(), self._config.slow_start_s)
         if second is None:
-            raise failure
+            raise self._own(first, failure)
         self._metrics.replica_retries.inc()
         try:
             return await second.encode(batch, deadline)
         except Lost as e:
             raise NotReady(f"replica {second} was lost, after {first}: {e}") from None
+        except RequestError as e:
+            raise self._own(second, e) from None
+
+    def _own(self, link: Link, error: RequestError) -> RequestError:
+        """A replica that drains is not this gateway, which stays: its refusal in the gateway's words."""
+        if error.code != "draining":
+            return error
+        return NotReady(f"no replica can take work: {link} is draining; send the request again")
 
     def told(self) -> list[Replica]:
         """How each replica is, for people."""

@@ -405,6 +405,23 @@ async def test_every_error_code_is_a_series_from_the_start(client):
         assert f'hortus_requests_total{{code="{code}"}} 0.0' in text
 
 
+@pytest.mark.parametrize("path", ["/metrics", "/health", "/ready"])
+async def test_who_asks_how_things_are_is_not_in_flight(client, path):
+    seen = []
+    answer = client.app._answer
+
+    async def spy(request):
+        seen.append(client.app.in_flight)
+        return await answer(request)
+
+    client.app._answer = spy
+    await client.request("GET", path)
+    assert seen == [0]
+    assert "hortus_requests_in_flight 0.0" in (await client.request("GET", "/metrics")).body.decode()
+    await client.request("GET", "/info")
+    assert seen[-1] == 1
+
+
 # --- what the engine says, time, and clients that leave
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
-from hortus.errors import StartError
+from hortus.config import LinkConfig
+from hortus.errors import Draining, NotReady, StartError
 from hortus.ivy.address import Target, places, resolve, target
-from hortus.ivy.replicas import changes, choose, difference
+from hortus.ivy.replicas import Replicas, changes, choose, difference
+from hortus.metrics import Metrics
 from hortus.protocol.wire import Description
-from hortus.types import ModelInfo
+from hortus.types import ModelInfo, Result, TokenBatch
 
 
 @dataclass
@@ -90,6 +93,32 @@ def test_changes():
     assert changes([a, b], [b, c], [a, b]) == ({c}, {a})
     assert changes([a, b], [c], [a, b]) == ({c}, set()), "nobody else takes work yet"
     assert changes([a, b, c], [c], [a, b, c]) == (set(), {a, b})
+
+
+@dataclass
+class Answers(Seen):
+    """A link whose replica says that it drains, or answers."""
+
+    drains: bool = True
+
+    async def encode(self, batch, deadline):
+        if self.drains:
+            raise Draining("the server is shutting down")
+        return Result(np.zeros((1, 4), np.float32))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+async def test_replicas_that_drain_do_not_speak_for_the_gateway(count):
+    """It stays: another replica answers, or it says in its own words that none can."""
+    replicas = Replicas(LinkConfig(replica="unix:/x"), Metrics())
+    batch = TokenBatch(np.ones(1, np.int32), np.array([0, 1], np.int32))
+    replicas.links = {Target(str(i), None): Answers() for i in range(count)}
+    with pytest.raises(NotReady, match=r"no replica can take work.*draining"):
+        await replicas.encode(batch)
+    if count > 1:
+        replicas.links = {Target("a", None): Answers(), Target("b", None): Answers(drains=False)}
+        for _ in range(2):
+            assert (await replicas.encode(batch)).rows.shape == (1, 4)
 
 
 def test_places():
