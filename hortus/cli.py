@@ -30,7 +30,8 @@ from hortus.start import arm
 _EPILOG = """\
 settings:
   Every flag is also an environment variable (HORTUS_PORT=8081) and a line in a TOML file (--config FILE, tables
-  [ivy] [tulip] [rose] [link]). The command line wins over the environment, the environment over the file.
+  [ivy] [tulip] [rose] [link]). The command line wins over the environment, the environment over the file. MODEL is
+  no flag: it is named on the command line alone; HORTUS_CONFIG may name the file.
 
 how to choose:
   short queries, lowest latency    the defaults; keep --overlap-sequences
@@ -60,7 +61,8 @@ how to choose:
   several GPUs, or machines            --ray local, or --ray ADDRESS
   engines that run already             --server URL, once for each, in place of --model
 
-Every flag is also an environment variable (HORTUS_OUT=DIR) and a line in a TOML file.
+Every flag but --model is also an environment variable (HORTUS_OUT=DIR; HORTUS_CONFIG=FILE) and, but for --config, a line in a
+TOML file.
 """
 
 

@@ -456,6 +456,10 @@ def parse(section: Section, name: str, raw: object, source: str) -> Any:
 
 
 def _unknown(name: str, where: str, known: list[str]) -> StartError:
+    if name.removeprefix(ENV_PREFIX).lower() == "model":
+        return StartError(
+            f"{where}: {name} is no setting: the model is named on the command line alone (MODEL; --model for `hortus embed`)"
+        )
     near = difflib.get_close_matches(name, known, 1)
     hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
     return StartError(f"{where}: unknown setting {name!r}{hint}")

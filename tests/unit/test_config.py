@@ -30,6 +30,9 @@ def test_order_of_sources(tmp_path: Path):
     ("where", "text", "said"),
     [
         ("env", {"HORTUS_PROT": "1"}, "HORTUS_PORT"),
+        ("env", {"HORTUS_MODEL": "demo"}, "HORTUS_MODEL is no setting: the model is named on the command line alone"),
+        ("toml", '[rose]\nmodel = "demo"', "model is no setting: the model is named on the command line alone"),
+        ("toml", 'model = "demo"', "model is no setting"),
         ("env", {"HORTUS_PORT": "x"}, "HORTUS_PORT: 'x' is not a whole number"),
         ("env", {"HORTUS_PORT": "-1"}, "at least 0"),
         ("env", {"HORTUS_AUTO_TRUNCATE": "maybe"}, "true or false"),
