@@ -56,9 +56,14 @@ def main(argv: Sequence[str]) -> int:
         entry = "readme" if argv[0] == "readme" else "main"
         words = [*argv] if argv[0] in ("http", "grpc") else [*argv[1:]]
         return int(getattr(module, entry)(words) or 0)
-    args = parser().parse_args(argv)
+    flags = parser()
+    args = flags.parse_args(argv)
     try:
-        return _run(args)
+        specs = _specs(args)
+    except StartError as e:
+        flags.error(str(e))
+    try:
+        return _run(args, specs)
     except StartError as e:
         print(f"hortus bench: {e}", file=sys.stderr)
         return 1
@@ -66,6 +71,7 @@ def main(argv: Sequence[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The flags of the suites."""
+    from hortus.bench.flags import duration, header, text_file, whole, written_file
     from hortus.bench.targets import KINDS
 
     def listing(rows: dict[str, str]) -> str:
@@ -92,33 +98,61 @@ def parser() -> argparse.ArgumentParser:
                    help="auto: sentence-transformers (else transformers) in float32; none: the first target")  # fmt: skip
     p.add_argument("--dtype", default="auto", help="as `hortus serve` has it, for all that run here [auto]")
     p.add_argument("--attention", default="auto", help="for `engine` and `hortus` [auto]")
-    p.add_argument("--threads", type=int, help="CPU threads of each target that runs here [all]")
-    p.add_argument("--texts", type=Path, nargs="+", default=[], metavar="FILE", help="plain text to cut inputs from")
-    p.add_argument("--tokens", type=int, nargs="+", default=[], metavar="N", help="instead of the suites' sizes")
-    p.add_argument("--most-clients", type=int, default=256, metavar="N")
-    p.add_argument("--processes", type=int, default=4, metavar="N", help="client processes at most [4]")
-    p.add_argument("--rounds", type=int, default=5, metavar="N", help="of each case, targets in turn [5]")
-    p.add_argument("--seconds", type=float, default=2.0, metavar="S", help="of each round of each target [2]")
+    p.add_argument("--threads", type=whole, help="CPU threads of each target that runs here [all]")
     p.add_argument(
-        "--header", action="append", default=[], metavar="LINE", help="for servers: 'authorization: Bearer ...'"
+        "--texts", type=text_file, nargs="+", default=[], metavar="FILE", help="plain text to cut inputs from"
+    )
+    p.add_argument("--tokens", type=whole, nargs="+", default=[], metavar="N", help="instead of the suites' sizes")
+    p.add_argument("--most-clients", type=whole, default=256, metavar="N")
+    p.add_argument("--processes", type=whole, default=4, metavar="N", help="client processes at most [4]")
+    p.add_argument("--rounds", type=whole, default=5, metavar="N", help="of each case, targets in turn [5]")
+    p.add_argument("--seconds", type=duration, default=2.0, metavar="S", help="of each round of each target [2]")
+    p.add_argument(
+        "--header",
+        type=header,
+        action="append",
+        default=[],
+        metavar="LINE",
+        help="for servers: 'authorization: Bearer ...'",
     )
     p.add_argument("--note", metavar="TEXT", help="what else is to be known of the run, for every line of --out")
-    p.add_argument("--out", type=Path, metavar="FILE", help="append JSON lines to this file")
-    p.add_argument("--raw", type=Path, metavar="FILE", help="append every latency, a JSON line a round")
+    p.add_argument("--out", type=written_file, metavar="FILE", help="append JSON lines to this file")
+    p.add_argument("--raw", type=written_file, metavar="FILE", help="append every latency, a JSON line a round")
     return p
 
 
-def _run(args: argparse.Namespace) -> int:
-    suites = args.suites.split(",")
-    if unknown := [s for s in suites if s not in SUITES]:
+def _specs(args: argparse.Namespace) -> list[Spec]:
+    """The targets as typed. StartError names what is wrong with them or with words that argparse takes as they come."""
+    from hortus import config
+    from hortus.bench.targets import missing, parse
+
+    if unknown := [s for s in args.suites.split(",") if s not in SUITES]:
         raise StartError(f"no suite {unknown[0]!r}; there are {', '.join([*SUITES, *PROGRAMS])}")
+    for name in ("dtype", "attention"):
+        config.parse(config.RoseConfig, name, getattr(args, name), f"--{name}")
+    if args.shape:
+        from hortus.bench.reference import SHAPES
+
+        if args.shape not in SHAPES:
+            raise StartError(f"--shape {args.shape}: there are {', '.join(SHAPES)}")
+    specs = [parse(t) for t in args.target or ["serve"]]
+    if len({s.name for s in specs}) < len(specs):
+        raise StartError("--target: two of one name; write NAME=KIND:WHERE")
+    for spec in specs:
+        if absent := missing(spec):
+            raise StartError(f"--target {spec.kind}:{spec.where}: there is no program {absent}")
+    return specs
+
+
+def _run(args: argparse.Namespace, specs: Sequence[Spec]) -> int:
+    suites = args.suites.split(",")
     from hortus.bench import suites as all_suites
     from hortus.bench.results import append, table
 
     work = Path(tempfile.mkdtemp(prefix="hortus-bench-"))
     records = []
     try:
-        run = _open(args, work)
+        run = _open(args, specs, work)
         try:
             for name in suites:
                 print(f"{name}: {SUITES[name]}", flush=True)
@@ -136,24 +170,19 @@ def _run(args: argparse.Namespace) -> int:
     return 1 if run.refused else 0
 
 
-def _open(args: argparse.Namespace, work: Path) -> Run:
+def _open(args: argparse.Namespace, specs: Sequence[Spec], work: Path) -> Run:
     """Model, text and targets, ready. A target that cannot be had is told and left out; StartError when none is left."""
     from hortus.bench.load import Clients
     from hortus.bench.measure import Run
-    from hortus.bench.targets import Setting, open_target, parse
+    from hortus.bench.targets import Setting, open_target
     from hortus.bench.texts import Corpus
     from hortus.config import RoseConfig
     from hortus.engines import open_model
     from hortus.ivy.tokenize import Tokenizer
 
-    specs = [parse(t) for t in args.target or ["serve"]]
-    if len({s.name for s in specs}) < len(specs):
-        raise StartError("--target: two of one name; write NAME=KIND:WHERE")
     if args.shape:
         from hortus.bench import reference
 
-        if args.shape not in reference.SHAPES:
-            raise StartError(f"--shape {args.shape}: there are {', '.join(reference.SHAPES)}")
         name = f"qwen3-{args.shape}-random"
         device = "cuda" if _where(args.dtype)[0] else "cpu"
         shape = reference.SHAPES[args.shape]
@@ -204,3 +233,4 @@ def _where(dtype: str) -> tuple[str | None, str | None]:
 
 if TYPE_CHECKING:
     from hortus.bench.measure import Run
+    from hortus.bench.targets import Spec

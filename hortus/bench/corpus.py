@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hortus import config
+from hortus.bench.flags import whole, written_file
 from hortus.bench.results import Record, append, table
 from hortus.bench.texts import mixed
 from hortus.corpus import command, manifest
@@ -40,12 +41,14 @@ def main(argv: Sequence[str]) -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="hortus bench corpus", description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--model", default="demo")
-    parser.add_argument("--rows", type=int, default=1024, help="of 1 to 11 sentences each")
-    parser.add_argument("--rounds", type=int, default=5, help="of each side, in turn")
-    parser.add_argument("--threads", type=int, help="CPU threads [all]; with --ray of each actor [1]")
+    parser.add_argument("--rows", type=whole, default=1024, help="of 1 to 11 sentences each")
+    parser.add_argument("--rounds", type=whole, default=5, help="of each side, in turn")
+    parser.add_argument("--threads", type=whole, help="CPU threads [all]; with --ray of each actor [1]")
     parser.add_argument("--ray", action="store_true", help="two actors against one, instead")
-    parser.add_argument("--out", type=Path, help="append JSON lines to this file")
+    parser.add_argument("--out", type=written_file, help="append JSON lines to this file")
     args = parser.parse_args(argv)
+    if args.ray and args.rows < 24:
+        parser.error(f"--rows {args.rows}: the rate of actors is told from 24 parts, so --ray needs at least 24 rows")
     with tempfile.TemporaryDirectory(prefix="hortus-bench-") as work:
         given = Path(work, "in.parquet")
         pq.write_table(pa.table({"text": mixed(args.rows)}), given)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hortus.bench.flags import written_file
 from hortus.bench.inprocess import Ours
 from hortus.bench.results import Record, append, median_p99, table
 from hortus.bench.texts import lee_sentences, mixed
@@ -25,7 +25,7 @@ from hortus.engines import open_model
 def main(argv: Sequence[str]) -> int:
     """Entry point of `hortus bench cpu`."""
     parser = argparse.ArgumentParser(prog="hortus bench cpu", description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--out", type=Path, help="append JSON lines to this file")
+    parser.add_argument("--out", type=written_file, help="append JSON lines to this file")
     args = parser.parse_args(argv)
     from sentence_transformers import SentenceTransformer
 

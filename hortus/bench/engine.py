@@ -12,6 +12,7 @@ only check and times apply.
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import tempfile
 import time
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 
 from hortus.bench import reference
+from hortus.bench.flags import duration, whole, written_file
 from hortus.bench.results import Record, append, median_p99
 from hortus.config import RoseConfig
 from hortus.folder import open_folder
@@ -230,16 +232,18 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--parts", default="check,times", help="comma-separated: " + ", ".join(known))
     parser.add_argument("--shape", default="0.6b", choices=list(reference.SHAPES))
-    parser.add_argument("--layers", type=int, help="fewer layers than the shape has, for a quick look")
+    parser.add_argument("--layers", type=whole, help="fewer layers than the shape has, for a quick look")
     parser.add_argument("--attention", default="auto")
-    parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--minutes", type=float, default=2.0, help="how long `random` runs")
+    parser.add_argument("--rounds", type=whole, default=50)
+    parser.add_argument("--minutes", type=duration, default=2.0, help="how long `random` runs")
     parser.add_argument("--profile", help="cases of `profile`, such as 1x128,25x512")
-    parser.add_argument("--out", type=Path, help="append JSON lines to this file")
+    parser.add_argument("--out", type=written_file, help="append JSON lines to this file")
     args = parser.parse_args(argv)
     wanted = args.parts.split(",")
     if unknown := [p for p in wanted if p not in known]:
         parser.error(f"unknown part {unknown[0]!r}; known: {', '.join(known)}")
+    if args.profile and not re.fullmatch(r"[1-9]\d*x[1-9]\d*(,[1-9]\d*x[1-9]\d*)*", args.profile):
+        parser.error(f"--profile {args.profile!r}: write COUNTxTOKENS, such as 1x128,25x512")
     bench = Bench(args)
     try:
         for name in wanted:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hortus.bench.flags import duration, whole, written_file
 from hortus.bench.load import closed_loop
 from hortus.bench.pace import Load
 from hortus.bench.results import Record, append, median_p99, table
@@ -40,9 +41,11 @@ def main(argv: Sequence[str]) -> int:
     """Entry point of both; the first word says which."""
     which = argv[0]
     parser = argparse.ArgumentParser(prog=f"hortus bench {which}", description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--seconds", type=float, default=4.0 if which == "http" else 2.0, help="of each case and round")
-    parser.add_argument("--rounds", type=int, default=5, help="of grpc")
-    parser.add_argument("--out", type=Path, help="append JSON lines to this file")
+    parser.add_argument(
+        "--seconds", type=duration, default=4.0 if which == "http" else 2.0, help="of each case and round"
+    )
+    parser.add_argument("--rounds", type=whole, default=5, help="of grpc")
+    parser.add_argument("--out", type=written_file, help="append JSON lines to this file")
     args = parser.parse_args(argv[1:])
     records = http(args.seconds) if which == "http" else grpc(args.seconds, args.rounds)
     print(table(records))

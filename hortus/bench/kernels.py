@@ -15,12 +15,12 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from hortus.bench.flags import whole, written_file
 from hortus.rose.attention import Attention, Heads
 from hortus.rose.attention.choose import Gpu
 
@@ -145,11 +145,11 @@ def attention_us(backend: Attention, heads: Heads, lengths: list[int]) -> float:
 def main(argv: list[str]) -> int:
     """Entry point of `hortus bench kernels`."""
     parser = argparse.ArgumentParser(prog="hortus bench kernels", description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--tokens", type=int, nargs="*", default=[128, 512, 4096, 51200], help="sizes of the kernels")
-    parser.add_argument("--hidden", type=int, default=1024)
-    parser.add_argument("--intermediate", type=int, default=3072)
+    parser.add_argument("--tokens", type=whole, nargs="*", default=[128, 512, 4096, 51200], help="sizes of the kernels")
+    parser.add_argument("--hidden", type=whole, default=1024)
+    parser.add_argument("--intermediate", type=whole, default=3072)
     parser.add_argument("--only", choices=("fused", "attention"), help="half of it")
-    parser.add_argument("--out", type=Path, help="append the JSON line to this file")
+    parser.add_argument("--out", type=written_file, help="append the JSON line to this file")
     args = parser.parse_args(argv)
     if not torch.cuda.is_available():
         print("hortus bench kernels needs a CUDA device")

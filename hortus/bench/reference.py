@@ -140,7 +140,9 @@ def shape_folder(
     (path / "config.json").write_text(json.dumps(config | {"is_causal": False}))
     random_model(shape, [path], device=device, dtype=torch.bfloat16)
     _write_tokenizer(
-        path, [s for f in texts for s in sentences(f.read_text())] if texts else lee_sentences(), shape.vocab
+        path,
+        [s for f in texts for s in sentences(f.read_text(encoding="utf-8"))] if texts else lee_sentences(),
+        shape.vocab,
     )
     return path
 

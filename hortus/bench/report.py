@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hortus.bench.flags import text_file, written_folder
 from hortus.bench.results import Record, cell, grid, read
 
 Key = tuple[object, ...]
@@ -153,9 +154,12 @@ _OTHER_COLUMNS = (("suite", lambda r: r.suite), *_WHO, _CLIENTS, *_TIMES, ("what
 def main(argv: Sequence[str]) -> int:
     """Entry point of `hortus bench report`."""
     parser = argparse.ArgumentParser(prog="hortus bench report", description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("files", type=Path, nargs="+", help="JSON lines that suites wrote")
+    parser.add_argument("files", type=text_file, nargs="+", help="JSON lines that suites wrote")
     parser.add_argument(
-        "--to", type=Path, default=Path("bench/report"), help="folder for report.md, SVG and PNG [bench/report]"
+        "--to",
+        type=written_folder,
+        default=Path("bench/report"),
+        help="folder for report.md, SVG and PNG [bench/report]",
     )
     args = parser.parse_args(argv)
     try:
@@ -163,7 +167,10 @@ def main(argv: Sequence[str]) -> int:
     except ModuleNotFoundError as e:
         print(f"plots need the package {e.name}: pip install 'hortus[bench]'")
         return 1
-    records = read(args.files)
+    try:
+        records = read(args.files)
+    except ValueError as e:
+        parser.error(str(e))
     args.to.mkdir(parents=True, exist_ok=True)
     pictures = {g.slug: plots.draw(g, args.to) for g in groups(records)}
     (args.to / "report.md").write_text(page(records, pictures))
@@ -265,11 +272,16 @@ def readme(argv: Sequence[str]) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; fail when README differs")
     args = parser.parse_args(argv)
     path, files = Path("README.md"), sorted(Path("bench/results").glob("*.jsonl"))
-    old = path.read_text()
-    new = with_figures(old, read(files))
+    if not (path.is_file() and files):
+        parser.error("there is no README.md beside bench/results/*.jsonl here; run it from the root of a checkout")
+    try:
+        old = path.read_text(encoding="utf-8")
+        new = with_figures(old, read(files))
+    except ValueError as e:
+        parser.error(str(e))
     if args.check and old != new:
         print("README.md does not say what bench/results say: run hortus bench readme")
         return 1
     if old != new:
-        path.write_text(new)
+        path.write_text(new, encoding="utf-8")
     return 0

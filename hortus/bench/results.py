@@ -121,15 +121,23 @@ def read(paths: Sequence[Path]) -> list[Record]:
     known = {f.name for f in fields(Record)}
     records = []
     for path in paths:
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError as e:
+            raise ValueError(f"{path}: not UTF-8 at byte {e.start}") from None
+        for number, line in enumerate(lines, 1):
             try:
                 row = json.loads(line)
             except json.JSONDecodeError as e:
                 raise ValueError(f"{path}:{number}: not JSON ({e})") from None
+            if not isinstance(row, dict):
+                raise ValueError(f"{path}:{number}: no record")
             if "target" not in row:
                 continue
             if unknown := row.keys() - known:
                 raise ValueError(f"{path}:{number}: unknown field {min(unknown)}")
+            if lacking := [name for name in ("suite", "model") if name not in row]:
+                raise ValueError(f"{path}:{number}: no field {lacking[0]}")
             records.append(Record(**row))
     return records
 

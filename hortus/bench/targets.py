@@ -6,6 +6,8 @@ inprocess.py, kinds that are servers in served.py; both are imported when chosen
 
 from __future__ import annotations
 
+import shlex
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -72,13 +74,26 @@ def parse(text: str) -> Spec:
         raise StartError(f"--target {text!r}: no kind {kind!r}; kinds: {', '.join(KINDS)}")
     if kind in ("openai", "tei") and not where.startswith("http://"):
         raise StartError(f"--target {text!r}: {kind} needs its base URL, {kind}:http://HOST:PORT (TLS is not measured)")
-    if kind in ("infinity", "vllm") and not where:
-        raise StartError(f"--target {text!r}: {kind} needs the python that it is installed for, {kind}:PATH")
     if kind in IN_PROCESS and colon:
         raise StartError(f"--target {text!r}: {kind} runs in this process and takes nothing after the colon")
+    try:
+        words = shlex.split(where)
+    except ValueError as e:
+        raise StartError(f"--target {text!r}: {e}") from None
+    if kind in ("infinity", "vllm") and not words:
+        raise StartError(f"--target {text!r}: {kind} needs the python that it is installed for, {kind}:PATH")
     if equals and not name.strip():
         raise StartError(f"--target {text!r}: an empty name")
     return Spec(name.strip() or kind, kind, where.strip())
+
+
+def missing(spec: Spec) -> str | None:
+    """The program that a target started here would run, where there is none."""
+    if spec.kind not in ("infinity", "vllm"):
+        return None
+    python = shlex.split(spec.where)[0]
+    program = str(Path(python).parent / "infinity_emb") if spec.kind == "infinity" else python
+    return None if shutil.which(program) else program
 
 
 @dataclass(frozen=True, slots=True)

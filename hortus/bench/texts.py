@@ -61,7 +61,7 @@ class Corpus:
 
     def __init__(self, encode: Encode, files: Sequence[Path] = (), *, seed: int = 0) -> None:
         """files: plain text; none: the Lee corpus. StartError when there is too little text."""
-        lines = [s for f in files for s in sentences(f.read_text())] if files else lee_sentences()
+        lines = [s for f in files for s in sentences(f.read_text(encoding="utf-8"))] if files else lee_sentences()
         self._words = " ".join(lines).split()
         if len(self._words) < 100:
             raise StartError(f"--texts: {len(self._words)} words are too few to measure with; give at least 100")

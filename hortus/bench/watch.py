@@ -14,10 +14,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 
+from hortus.bench.flags import duration, whole, written_file
 from hortus.bench.http import TEXT, topology
 from hortus.bench.load import closed_loop
 from hortus.bench.results import Record, append, median_p99, table
@@ -65,9 +65,9 @@ def sample_ms(times: int) -> float:
 def main(argv: Sequence[str]) -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="hortus bench watch", description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each half of a round")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--out", type=Path, help="append JSON lines to this file")
+    parser.add_argument("--seconds", type=duration, default=4.0, help="of each half of a round")
+    parser.add_argument("--rounds", type=whole, default=15)
+    parser.add_argument("--out", type=written_file, help="append JSON lines to this file")
     args = parser.parse_args(argv)
     records = watch(args.seconds, args.rounds)
     print(table(records))

@@ -1,0 +1,75 @@
+"""Values of `hortus bench`'s flags, checked before anything is loaded: functions for argparse's `type=`, which names the flag.
+
+Knows no suite and no target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+from pathlib import Path
+
+
+def whole(text: str) -> int:
+    """A count of at least 1."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return value
+
+
+def duration(text: str) -> float:
+    """Seconds or minutes, at least 0: a round of no length still has one answer."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not (math.isfinite(value) and value >= 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
+    return value
+
+
+def text_file(text: str) -> Path:
+    """A file of UTF-8 that can be read."""
+    path = Path(text)
+    try:
+        path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as e:
+        raise argparse.ArgumentTypeError(f"{text}: not UTF-8 at byte {e.start}") from None
+    except (OSError, ValueError) as e:
+        raise argparse.ArgumentTypeError(f"{text}: {getattr(e, 'strerror', None) or e}") from None
+    return path
+
+
+def written_file(text: str) -> Path:
+    """A file that can be added to, or made with the folders above it."""
+    return _writable(text, folder=False)
+
+
+def written_folder(text: str) -> Path:
+    """A folder that files can be put into, or that can be made."""
+    return _writable(text, folder=True)
+
+
+def _writable(text: str, *, folder: bool) -> Path:
+    path = Path(text)
+    there = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
+    if there == path.absolute() and path.is_dir() != folder:
+        raise argparse.ArgumentTypeError(f"{text} is {'no folder' if folder else 'a folder'}")
+    if there != path.absolute() and not there.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: {there} is no folder")
+    if not os.access(there, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text}: {there} may not be written to")
+    return path
+
+
+def header(text: str) -> str:
+    """One line of an HTTP request's head, `name: value`."""
+    if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[ \t]*[\x21-\x7e\x80-\xff][\x20-\x7e\x80-\xff]*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no header line; write 'name: value'")
+    return text

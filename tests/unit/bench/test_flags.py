@@ -1,0 +1,78 @@
+"""What is wrong in the words of `hortus bench` is bad usage: status 2 and the flag's name, before anything is loaded."""
+
+import json
+
+import pytest
+
+from hortus import bench
+
+RECORD = {"suite": "latency", "model": "m", "target": "hortus"}
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "latin1.txt").write_bytes("caf\u00e9".encode("latin-1"))
+    (tmp_path / "bad.jsonl").write_text(json.dumps(RECORD) + "\n[1]\n")
+    (tmp_path / "lacking.jsonl").write_text('{"target": "hortus"}\n')
+    (tmp_path / "good.jsonl").write_text(json.dumps(RECORD) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("latenci", "no suite 'latenci'"),
+        ("latency --rounds 0", "--rounds: '0' is not a whole number of at least 1"),
+        ("latency --rounds -1", "--rounds: '-1'"),
+        ("latency --rounds 1.5", "--rounds: '1.5'"),
+        ("latency --seconds -1", "--seconds: '-1' is not a number of at least 0"),
+        ("latency --seconds nan", "--seconds: 'nan'"),
+        ("latency --seconds inf", "--seconds: 'inf'"),
+        ("latency --processes 0", "--processes: '0'"),
+        ("latency --most-clients 0", "--most-clients: '0'"),
+        ("latency --threads 0", "--threads: '0'"),
+        ("latency --tokens 16 0", "--tokens: '0'"),
+        ("latency --texts nope", "--texts: nope: No such file"),
+        ("latency --texts .", "--texts: .: Is a directory"),
+        ("latency --texts latin1.txt", "--texts: latin1.txt: not UTF-8 at byte 3"),
+        ("latency --header authorization", "--header: 'authorization' is no header line; write 'name: value'"),
+        ("latency --header a\nb:c", "--header: "),
+        ("latency --header :x", "--header: "),
+        ("latency --dtype int3", "--dtype: 'int3' is not one of"),
+        ("latency --attention guess", "--attention: 'guess' is not one of"),
+        ("latency --shape 70b", "--shape 70b: there are"),
+        ("latency --out .", "--out: . is a folder"),
+        ("latency --raw latin1.txt/x", "is no folder"),
+        ("latency --target nothing", "no kind 'nothing'"),
+        ("latency --target engine --target engine", "two of one name"),
+        (
+            "latency --target infinity:/nope/python",
+            "--target infinity:/nope/python: there is no program /nope/infinity_emb",
+        ),
+        ("latency --target vllm:/nope/python", "--target vllm:/nope/python: there is no program /nope/python"),
+        ("latency --target serve:'", "No closing quotation"),
+        ("cpu --out .", "--out: . is a folder"),
+        ("http --seconds -1", "--seconds: '-1'"),
+        ("grpc --rounds 0", "--rounds: '0'"),
+        ("watch --rounds 0", "--rounds: '0'"),
+        ("corpus --rows 0", "--rows: '0'"),
+        ("corpus --rows 5 --ray", "--rows 5: "),
+        ("engine --rounds 0", "--rounds: '0'"),
+        ("engine --minutes -1", "--minutes: '-1'"),
+        ("engine --profile 1x", "--profile '1x': write COUNTxTOKENS"),
+        ("engine --parts chek", "unknown part 'chek'"),
+        ("kernels --tokens 0", "--tokens: '0'"),
+        ("report nope.jsonl", "files: nope.jsonl: No such file"),
+        ("report latin1.txt", "files: latin1.txt: not UTF-8 at byte 3"),
+        ("report bad.jsonl", "bad.jsonl:2: no record"),
+        ("report lacking.jsonl", "lacking.jsonl:1: no field suite"),
+        ("report good.jsonl --to good.jsonl", "--to: good.jsonl is no folder"),
+        ("readme --check", "run it from the root of a checkout"),
+    ],
+)
+def test_bad_usage(files, monkeypatch, capsys, words, said):
+    monkeypatch.setattr(bench, "_open", lambda *_: pytest.fail("something was loaded"))
+    with pytest.raises(SystemExit) as e:
+        bench.main([w.replace("\\n", "\n") for w in words.replace("\n", "\\n").split()])
+    assert e.value.code == 2
+    assert said in capsys.readouterr().err
