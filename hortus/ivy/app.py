@@ -16,6 +16,7 @@ import logging
 import re
 import secrets
 import time
+import zlib
 from collections.abc import Awaitable, Callable
 
 from hortus.config import IvyConfig
@@ -209,7 +210,7 @@ class App:
             return None
         answer.headers.append((b"x-request-id", request_id))
         answer.headers += self._access.headers(request)
-        if self.config.gzip and len(answer.body) >= GZIP_FROM_BYTES:
+        if self.config.gzip and answer.size >= GZIP_FROM_BYTES:
             await _compress(request, answer)
         return answer
 
@@ -225,7 +226,7 @@ class App:
                 "code": code,
                 "ms": round(seconds * 1e3, 3),
                 "bytes_in": len(request.body),
-                "bytes_out": 0 if answer is None else len(answer.body),
+                "bytes_out": 0 if answer is None else answer.size,
             }
             self._journal.write(told)
         if self._traces is not None:
@@ -307,5 +308,15 @@ async def _compress(request: Request, answer: Answer) -> None:
     """gzip for a client that takes it, in a thread: zlib lets go of the GIL."""
     if b"gzip" not in request.headers.get(b"accept-encoding", b""):
         return
-    answer.body = await asyncio.to_thread(gzip.compress, answer.body, 1)
+    body = answer.body
+    answer.body = (
+        await asyncio.to_thread(_gzipped, body)
+        if isinstance(body, list)
+        else await asyncio.to_thread(gzip.compress, body, 1)
+    )
     answer.headers += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
+
+
+def _gzipped(parts: list[bytes]) -> list[bytes]:
+    packer = zlib.compressobj(1, zlib.DEFLATED, 16 + zlib.MAX_WBITS)  # with gzip's header
+    return [*map(packer.compress, parts), packer.flush()]

@@ -12,7 +12,7 @@ from hortus.errors import InvalidInput
 from hortus.ivy import outputs
 from hortus.ivy.body import check_model, decoder, one_of
 from hortus.ivy.embed import Done, Embedder
-from hortus.ivy.exchange import Answer, Request
+from hortus.ivy.exchange import Answer, Request, body_of
 from hortus.ivy.openai import timed
 from hortus.ivy.rerank import dumps
 from hortus.types import Float32
@@ -83,15 +83,13 @@ class Cohere:
             "billed_units": {"input_tokens": done.tokens},
             "tokens": {"input_tokens": done.tokens},
         }
-        body = b'{"id":%b,"response_type":"embeddings_by_type","embeddings":{%b},"texts":%b,"meta":%b}' % (
-            dumps(request.name),
-            b",".join(
-                b'"%b":[%b]' % (name.encode(), b",".join([part[i] for part in done.parts]))
-                for i, name in enumerate(types)
-            ),
-            dumps(texts),
-            dumps(told),
-        )
+        parts: list[bytes] = []
+        for i, name in enumerate(types):
+            parts += (b'%b"%b":[' % (b"]," if i else b"", name.encode()), done.parts[0][i])
+            for part in done.parts[1:]:
+                parts += (b",", part[i])
+        head = b'{"id":%b,"response_type":"embeddings_by_type","embeddings":{' % dumps(request.name)
+        body = body_of(head, parts, b']},"texts":%b,"meta":%b}' % (dumps(texts), dumps(told)), b"")
         return timed(body, done.timings, begin)
 
 

@@ -19,6 +19,7 @@ from typing import Protocol, cast
 from hortus.errors import Cancelled, DeadlineExceeded, Draining, EngineError, RequestError
 from hortus.ivy.exchange import Answer, Request, error_answer
 from hortus.ivy.http1 import Judge, Reader, waits_for_100, written
+from hortus.ivy.split import cut
 
 log = logging.getLogger("hortus.ivy")
 
@@ -30,6 +31,8 @@ DISCARD_S = 10.0
 the connection, and it would see that instead of the answer."""
 STALL_S = 60.0
 """A client that takes nothing of its answer for so long is cut off."""
+WRITE_BYTES = 512 * 1024
+"""Of a large body, handed over before the event loop gets its turn."""
 LAST_S = 1.0
 """The same for the last piece of an answer in pieces when the server is stopping."""
 
@@ -63,6 +66,8 @@ class Connection(asyncio.Protocol):
         self._paused = False
         self._in_pieces = False
         """The first request's answer is being sent piece by piece."""
+        self._in_body = False
+        """Its body is being sent part by part."""
         self._full: asyncio.Future[None] | None = None
         """Done once the client has taken enough of what was written."""
 
@@ -128,7 +133,7 @@ class Connection(asyncio.Protocol):
     def cut(self) -> None:
         """Time is up: what has begun is answered with Draining, or not at all when its answer is being sent."""
         first = self._requests[0] if self._requests else None
-        if first is None or first.sent or self._in_pieces:
+        if first is None or first.sent or self._in_pieces or self._in_body:
             self._transport.abort()
         elif self._task is not None and self._entered:
             self._task.cancel()
@@ -186,6 +191,8 @@ class Connection(asyncio.Protocol):
         if answer.pieces is not None and request.method != "HEAD":
             await self._write_pieces(request, answer.pieces)
             return
+        if isinstance(answer.body, list) and request.method != "HEAD" and not await self._write_parts(answer.body):
+            return
         if self._full is not None and not await self._taken():
             return
         request.sent = True
@@ -200,6 +207,20 @@ class Connection(asyncio.Protocol):
             self._transport.write(pieces[0])
         else:
             self._transport.writelines(pieces)
+
+    async def _write_parts(self, parts: list[bytes]) -> bool:
+        """A large body, some of it at a time, as the client takes it; whether it has taken it. Written at once it would be
+        copied, and encrypted, while everybody else waits."""
+        self._in_body = True
+        try:
+            for lo, hi in cut([len(part) for part in parts], WRITE_BYTES, len(parts)):
+                self._transport.writelines(parts[lo:hi])
+                await asyncio.sleep(0)
+                if self.closed.done() or (self._full is not None and not await self._taken()):
+                    return False
+            return True
+        finally:
+            self._in_body = False
 
     async def _write_pieces(self, request: Request, pieces: AsyncGenerator[bytes, None]) -> None:
         """The body of an answer, as it comes; then close. A client that leaves cancels this."""

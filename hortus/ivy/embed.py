@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -30,6 +30,9 @@ OUTSTANDING_CHUNKS = 3
 large a request is, another's tokens never wait behind more of it than that."""
 SLICE_VALUES = 32 * 1024
 """Values finished and written down before the event loop gets its turn: about a millisecond as JSON numbers."""
+
+VALUE_BYTES = 8
+"""Of answers that are text, /tokenize and /decode, so many bytes count as one of --max-answer-values."""
 
 T = TypeVar("T")
 Write = Callable[[int, Float32], T]
@@ -167,7 +170,7 @@ class Embedder:
         ids = isinstance(inputs[0], list)
         prompt = self.prompts.choose(prompt_name, ids=ids)
         if ids:
-            batch = self.tokenizer.pack(inputs, truncate=truncate, flat=flat, field=field)
+            batch = await self.tokenizer.packed(inputs, truncate=truncate, flat=flat, field=field)
         else:
             texts = [prompt + t for t in inputs] if prompt else inputs
             batch = await self.tokenizer.batch(texts, truncate=truncate, field=field)
@@ -227,11 +230,25 @@ class Embedder:
         self.count(len(inputs), field)
         assert self.late is not None, "asked only of late-interaction models"
         if isinstance(inputs[0], list):
-            batch = self.tokenizer.pack(inputs, truncate=truncate, flat=flat, field=field)
+            batch = await self.tokenizer.packed(inputs, truncate=truncate, flat=flat, field=field)
             batch = assemble.every_token(batch)
         else:
             batch = await self.late.read([*inputs], query=query, truncate=truncate, field=field)
         return self._tokens(batch, begin, field)
+
+    async def told(self, texts: AsyncIterator[bytes], field: str) -> list[bytes]:
+        """What the tokenizer writes of a request, slice by slice. InvalidInput when it would be too much for one answer."""
+        parts, size, most = [], 0, self._config.max_answer_values
+        async for part in texts:
+            parts.append(part)
+            size += len(part)
+            if size > most * VALUE_BYTES:
+                raise InvalidInput(
+                    f"an answer of more than {most * VALUE_BYTES} bytes: this server gives at most {most} values in one, and "
+                    f"{VALUE_BYTES} bytes of text count as one (--max-answer-values); send fewer inputs",
+                    param=field,
+                )
+        return parts
 
     def every_token(self, tokens: Tokens) -> Tokens:
         """The same with a row for each token."""

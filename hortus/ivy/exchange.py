@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -16,13 +16,17 @@ from hortus.errors import BodyTooLarge, InvalidInput, MethodNotAllowed, Overload
 from hortus.types import Timings
 
 Headers = list[tuple[bytes, bytes]]
+Body = bytes | list[bytes]
+WHOLE_BYTES = 1024 * 1024
+"""Bodies up to this size are put together: that takes a fraction of a millisecond."""
 
 
 @dataclass(slots=True)
 class Answer:
     """What goes back."""
 
-    body: bytes
+    body: Body
+    """In parts where it is large: putting hundreds of megabytes together holds up everybody else (see `body_of`)."""
     status: int = 200
     headers: Headers = field(default_factory=list)
     content_type: bytes = b"application/json"
@@ -31,6 +35,22 @@ class Answer:
     pieces: AsyncGenerator[bytes, None] | None = None
     """A body that comes bit by bit, instead of `body`: it ends with its connection. Closed when the client leaves; whoever
     makes it ends it when the app drains."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the body."""
+        return len(self.body) if isinstance(self.body, bytes) else sum(map(len, self.body))
+
+
+def body_of(left: bytes, parts: Sequence[bytes], right: bytes, comma: bytes = b",") -> Body:
+    """left, the parts with commas between them, right: as one while that is quickly done, else uncopied."""
+    if sum(map(len, parts)) <= WHOLE_BYTES:
+        return b"".join([left, comma.join(parts), right])
+    out = [left]
+    for part in parts:
+        out += (part, comma)
+    out[-1] = right
+    return out
 
 
 class Request:

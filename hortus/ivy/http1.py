@@ -147,10 +147,11 @@ class Reader:
 
 
 def written(request: Request, answer: Answer) -> list[bytes]:
-    """The whole answer as it is sent, in one piece when it is small; the head of one whose body comes in pieces."""
+    """The whole answer as it is sent, in one piece when it is small; the head of one whose body comes in parts or pieces."""
+    body = answer.body
     lines = [
         _STATUS[answer.status], _date(), b"\r\ncontent-type: ", answer.content_type,
-        b"\r\ncontent-length: %d\r\n" % len(answer.body) if answer.pieces is None else b"\r\n",
+        b"\r\ncontent-length: %d\r\n" % answer.size if answer.pieces is None else b"\r\n",
     ]  # fmt: skip
     lines += [b"%b: %b\r\n" % header for header in answer.headers]
     if not request.keep_alive:
@@ -160,10 +161,12 @@ def written(request: Request, answer: Answer) -> list[bytes]:
     lines.append(b"\r\n")
     if request.method == "HEAD" or answer.status == 304:  # told how long the body is, and spared it
         return [b"".join(lines)]
-    if len(answer.body) <= JOIN_BYTES:
-        lines.append(answer.body)
+    if isinstance(body, list):
         return [b"".join(lines)]
-    return [b"".join(lines), answer.body]
+    if len(body) <= JOIN_BYTES:
+        lines.append(body)
+        return [b"".join(lines)]
+    return [b"".join(lines), body]
 
 
 def path_of(target: bytes) -> str:

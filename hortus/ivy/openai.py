@@ -17,7 +17,7 @@ from hortus.ivy import outputs
 from hortus.ivy.assemble import Truncate
 from hortus.ivy.body import check_model, decoder, one_of, sort_out
 from hortus.ivy.embed import Done, Embedder
-from hortus.ivy.exchange import Answer, Request
+from hortus.ivy.exchange import Answer, Body, Request, body_of
 from hortus.types import Float32, Timings
 
 
@@ -108,7 +108,7 @@ def usage(tokens: int) -> bytes:
     return b'"usage":{"prompt_tokens":%d,"total_tokens":%d}' % (tokens, tokens)
 
 
-def timed(body: bytes, timings: Timings, begin: float) -> Answer:
+def timed(body: Body, timings: Timings, begin: float) -> Answer:
     """An answer with the headers that say where the time went, in milliseconds. begin: time.perf_counter() seconds."""
     timings.total_ms = (time.perf_counter() - begin) * 1e3
     return Answer(
@@ -147,11 +147,8 @@ class OpenAI:
         )
         write = writer(embedder, encoding, dimensions)
         done: Done[bytes] = await embedder.run(tokens, write, deadline=request.deadline, values=dimensions)
-        body = b'{"object":"list","data":[%b],"model":%b,%b}' % (
-            done.parts[0] if len(done.parts) == 1 else b",".join(done.parts),
-            msgspec.json.encode(embedder.info.name),
-            usage(done.tokens),
-        )
+        tail = b'],"model":%b,%b}' % (msgspec.json.encode(embedder.info.name), usage(done.tokens))
+        body = body_of(b'{"object":"list","data":[', done.parts, tail)
         return timed(body, done.timings, begin)
 
     async def models(self, request: Request) -> Answer:

@@ -14,7 +14,7 @@ from hortus.errors import WrongKind
 from hortus.ivy import assemble, outputs
 from hortus.ivy.body import check_model, decoder
 from hortus.ivy.embed import Done, Embedder
-from hortus.ivy.exchange import Answer, Request
+from hortus.ivy.exchange import Answer, Request, body_of
 from hortus.ivy.openai import format_of, timed, usage
 from hortus.types import Float32
 
@@ -77,5 +77,5 @@ class Perplexity:
 
         done: Done[bytes] = await embedder.run(tokens, write, deadline=request.deadline, values=dimensions)
         name = msgspec.json.encode(embedder.info.name)
-        body = b'{"object":"list","data":[%b],"model":%b,%b}' % (b"".join(done.parts), name, usage(done.tokens))
+        body = body_of(b'{"object":"list","data":[', done.parts, b'],"model":%b,%b}' % (name, usage(done.tokens)), b"")
         return timed(body, done.timings, begin)

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from itertools import chain
+from itertools import chain, islice
 
 import numpy as np
+import orjson
 import tokenizers
 
 from hortus.errors import InvalidInput, StartError, TooLong
@@ -24,6 +25,8 @@ from hortus.ivy.fit import fit
 from hortus.types import TokenBatch
 
 REFUSE = Truncate()
+AT_ONCE = 16 * 1024
+"""Numbers of Python's turned into others in one go."""
 
 
 def _throw(i: int, error: InvalidInput) -> None:
@@ -238,6 +241,7 @@ class Reader:
     def pack(
         self,
         sequences: Sequence[Sequence[int]],
+        first: int = 0,
         *,
         truncate: Truncate = REFUSE,
         flat: bool = False,
@@ -249,13 +253,17 @@ class Reader:
         InvalidInput: an empty list, a negative id, an id outside the vocabulary. TooLong as in `encode`.
         """
         most, left = self._limit(truncate)
-        for i, ids in enumerate(sequences):
+        for i, ids in enumerate(sequences, first):
             if not ids:
                 raise InvalidInput(f"input {i} is an empty list of token ids", param=field if flat else f"{field}[{i}]")
             if len(ids) > most and not truncate.on:
                 raise self._too_long(f"input {i}", len(ids), most, f"{field}[{i}]")
         try:
-            numbers = np.fromiter(chain.from_iterable(sequences), np.int64)
+            flatly = chain.from_iterable(sequences)
+            count = sum(map(len, sequences))
+            # Some at a time: making an array of Python's numbers holds its lock.
+            some = [np.fromiter(islice(flatly, AT_ONCE), np.int64) for _ in range(0, count, AT_ONCE)]
+            numbers = some[0] if len(some) == 1 else np.concatenate(some)
             bad = (numbers < 0) | (numbers >= self.vocab_size)
         except OverflowError:
             bad = np.fromiter((not 0 <= n < self.vocab_size for n in chain.from_iterable(sequences)), bool)
@@ -265,9 +273,9 @@ class Reader:
             seq = int(np.searchsorted(cu, at, side="right")) - 1
             position = at - int(cu[seq])
             raise InvalidInput(
-                f"token id {_short(sequences[seq][position])} of input {seq} at position {position} is outside this model's "
-                f"vocabulary, 0 to {self.vocab_size - 1}",
-                param=f"{field}[{position}]" if flat else f"{field}[{seq}][{position}]",
+                f"token id {_short(sequences[seq][position])} of input {first + seq} at position {position} is outside this "
+                f"model's vocabulary, 0 to {self.vocab_size - 1}",
+                param=f"{field}[{position}]" if flat else f"{field}[{first + seq}][{position}]",
             )
         if truncate.on:
             sequences = [shortened(list(s), most, left) for s in sequences]
@@ -277,6 +285,31 @@ class Reader:
         """The id of one token; None where there is none."""
         found: int | None = self._inner.token_to_id(token)
         return found
+
+    def tokens_of(self, texts: Sequence[str], first: int = 0, *, special: bool, field: str = "inputs") -> bytes:
+        """The tokens of each text with their places in it, as TEI's JSON: lists with commas between. TooLong for one of more
+        than max_chars. special: add special tokens."""
+        lists = []
+        for text, e in zip(
+            texts,
+            self._inner.encode_batch(self._capped(texts, first, REFUSE, field), add_special_tokens=special),
+            strict=True,
+        ):
+            told = zip(e.ids, e.tokens, e.special_tokens_mask, e.offsets, strict=True)
+            pieces = []
+            while some := [
+                {
+                    "id": i,
+                    "text": token if special else text[start:stop],
+                    "special": bool(special),
+                    "start": None if special else start,
+                    "stop": None if special else stop,
+                }
+                for i, token, special, (start, stop) in islice(told, AT_ONCE)
+            ]:
+                pieces.append(orjson.dumps(some)[1:-1])
+            lists.append(b"[%b]" % b",".join(pieces))
+        return b",".join(lists)
 
     def texts(self, sequences: Sequence[Sequence[int]], *, skip_special: bool) -> list[str]:
         """The texts that ids spell. They are within the vocabulary: `pack` has seen them."""

@@ -16,7 +16,7 @@ from hortus.errors import InvalidInput
 from hortus.ivy import assemble, outputs
 from hortus.ivy.body import check_model, decoder, one_of, sort_out
 from hortus.ivy.embed import Done, Embedder, Tokens
-from hortus.ivy.exchange import Answer, Request
+from hortus.ivy.exchange import Answer, Request, body_of
 from hortus.ivy.openai import timed, truncation
 from hortus.ivy.rerank import Rerank, dumps, labels, ranked
 from hortus.types import Float32
@@ -145,7 +145,7 @@ class Tei:
             return b",".join([form.left + text + form.right for text in texts])
 
         done: Done[bytes] = await embedder.run(tokens, write, deadline=request.deadline, values=dimensions)
-        return timed(b"[%b]" % b",".join(done.parts), done.timings, begin)
+        return timed(body_of(b"[", done.parts, b"]"), done.timings, begin)
 
     async def embed_all(self, request: Request) -> Answer:
         """A vector a token, special ones included, as they are."""
@@ -160,7 +160,7 @@ class Tei:
             tokens = await self._vectors(embedder, asked)
         write = _nested(tokens, outputs.FORMS["float"])
         done: Done[bytes] = await embedder.run(tokens, write, deadline=request.deadline)
-        return timed(b"[%b]" % b"".join(done.parts), done.timings, begin)
+        return timed(body_of(b"[", done.parts, b"]", b""), done.timings, begin)
 
     async def embed_sparse(self, request: Request) -> Answer:
         begin = time.perf_counter()
@@ -176,7 +176,7 @@ class Tei:
             return dumps(told)[1:-1]
 
         done: Done[bytes] = await embedder.run(tokens, write, deadline=request.deadline)
-        return timed(b"[%b]" % b",".join(done.parts), done.timings, begin)
+        return timed(body_of(b"[", done.parts, b"]"), done.timings, begin)
 
     async def similarity(self, request: Request) -> Answer:
         """Cosines of one sentence with others, all read with the same prompt."""
@@ -237,33 +237,17 @@ class Tei:
         embedder.count(len(texts), "inputs")
         prompt = embedder.prompts.choose(asked.prompt_name)
         texts = [prompt + t for t in texts]
-        found = await embedder.tokenizer.tokens(texts, special=asked.add_special_tokens is not False)
-        told = [
-            [
-                {
-                    "id": i,
-                    "text": token if special else text[start:stop],
-                    "special": bool(special),
-                    "start": None if special else start,
-                    "stop": None if special else stop,
-                }
-                for i, token, special, (start, stop) in zip(
-                    e.ids, e.tokens, e.special_tokens_mask, e.offsets, strict=True
-                )
-            ]
-            for text, e in zip(texts, found, strict=True)
-        ]
-        return Answer(dumps(told))
+        found = embedder.tokenizer.told(texts, special=asked.add_special_tokens is not False, field="inputs")
+        return Answer(body_of(b"[", await embedder.told(found, "inputs"), b"]"))
 
     async def decode(self, request: Request) -> Answer:
         embedder = self._model()
         asked = _decode(request.body)
         sequences, flat = sort_out(asked.ids, "ids")
         embedder.count(len(sequences), "ids")
-        batch = embedder.tokenizer.pack(sequences, flat=flat, field="ids", truncate=assemble.Truncate())
-        texts = embedder.tokenizer.texts(sequences, skip_special=asked.skip_special_tokens is not False)
-        assert len(texts) == len(batch), "one text a sequence"
-        return Answer(dumps(texts))
+        skip = asked.skip_special_tokens is not False
+        found = embedder.tokenizer.spelt(sequences, skip_special=skip, flat=flat, field="ids")
+        return Answer(body_of(b"[", await embedder.told(found, "ids"), b"]"))
 
     async def _vectors(self, embedder: Embedder, asked: EmbedTokensRequest) -> Tokens:
         """For late interaction, whose two prompts say how a text is read, not only what goes before it."""

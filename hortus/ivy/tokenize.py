@@ -10,10 +10,11 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
+import orjson
 import tokenizers
 
 from hortus.errors import Draining, InvalidInput
@@ -32,6 +33,15 @@ NICE = 10
 """Priority of the threads: what a long text takes longer by, short ones do not wait."""
 APART_CHARS = 16 * 1024
 """From so many characters on a slice is read in another process (apart.py): for fewer, the way there costs more than it saves."""
+INLINE_IDS = 4096
+"""Token ids packed at once."""
+SLICE_IDS = 16 * 1024
+"""Token ids that a thread packs or decodes at a time: making numbers of Python's holds its lock."""
+TOLD_CHARS = 32 * 1024
+"""Characters whose tokens are told at a time: some 70 bytes of JSON a token."""
+FRAME_CHARS = 8
+"""What a text's special tokens count as: many empty texts are work too."""
+T = TypeVar("T")
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 """A method of Reader, and what to call it with."""
 
@@ -170,22 +180,25 @@ class Tokenizer(Reader):
             return cast(TokenBatch, getattr(self, name)(*args, **named))
 
         def work(lo: int, hi: int) -> TokenBatch:
-            return self._work(of(lo, hi), apart and sum(sizes[lo:hi]) >= APART_CHARS)
+            return cast(TokenBatch, self._work(of(lo, hi), apart and sum(sizes[lo:hi]) >= APART_CHARS))
 
+        size = min(SLICE_CHARS, max(LEAST_CHARS, sum(sizes) // self._threads._max_workers))
+        parts = self._shared(cut(sizes, size, len(sizes)), work)
+        return TokenBatch.merge([part async for part in parts])
+
+    async def _shared(self, slices: list[tuple[int, int]], work: Callable[[int, int], T]) -> AsyncIterator[T]:
+        """What the threads make of the slices, in order."""
         loop, at_once = asyncio.get_running_loop(), self._threads._max_workers
         # The library releases the GIL, so the loop runs on meanwhile. Of one request there are never more slices in the pool
         # than threads, so that another's wait for no more than that.
-        slices = cut(sizes, min(SLICE_CHARS, max(LEAST_CHARS, sum(sizes) // at_once)), len(sizes))
-        parts: list[TokenBatch] = []
         for i in range(0, len(slices), at_once):
             work_now = [loop.run_in_executor(self._threads, work, lo, hi) for lo, hi in slices[i : i + at_once]]
             for done in await asyncio.gather(*work_now, return_exceptions=True):
                 if isinstance(done, BaseException):
                     raise done  # of several the first in order, so that a request gets the same answer each time
-                parts.append(done)
-        return TokenBatch.merge(parts)
+                yield done
 
-    def _work(self, call: Call, apart: bool) -> TokenBatch:
+    def _work(self, call: Call, apart: bool) -> Any:
         """In a thread of the pool: the call, in the thread's own process if it has one by now."""
         name, args, named = call
         if apart and self._recipe is not None:
@@ -197,13 +210,58 @@ class Tokenizer(Reader):
                 process.stop()
             try:
                 if process.ready():
-                    return cast(TokenBatch, process.call(name, *args, **named))
+                    return process.call(name, *args, **named)
             except Gone:
                 if self._closed:
                     raise Draining(
                         "this server shut down before the request was finished (--drain-s); send it again"
                     ) from None
-        return cast(TokenBatch, getattr(self, name)(*args, **named))
+        return getattr(self, name)(*args, **named)
+
+    async def packed(
+        self, sequences: Sequence[list[int]], *, truncate: Truncate = REFUSE, flat: bool = False, field: str = "input"
+    ) -> TokenBatch:
+        """As `pack`; many ids in a thread."""
+        sizes = [*map(len, sequences)]
+        if sum(sizes) <= INLINE_IDS:
+            return self.pack(sequences, truncate=truncate, flat=flat, field=field)
+
+        def work(lo: int, hi: int) -> TokenBatch:
+            return self.pack(sequences[lo:hi], lo, truncate=truncate, flat=flat, field=field)
+
+        return TokenBatch.merge([part async for part in self._shared(cut(sizes, SLICE_IDS, len(sizes)), work)])
+
+    async def told(self, texts: Sequence[str], *, special: bool, field: str) -> AsyncIterator[bytes]:
+        """The tokens of each text as JSON, slice by slice (see `tokens_of`)."""
+        sizes = [len(t) + FRAME_CHARS for t in texts]
+        if sum(sizes) <= self._inline_chars:
+            yield self.tokens_of(texts, special=special, field=field)
+            return
+
+        def work(lo: int, hi: int) -> bytes:
+            named = {"special": special, "field": field}
+            told: bytes = self._work(("tokens_of", (texts[lo:hi], lo), named), sum(sizes[lo:hi]) >= APART_CHARS)
+            return told
+
+        async for part in self._shared(cut(sizes, TOLD_CHARS, len(sizes)), work):
+            yield part
+
+    async def spelt(
+        self, sequences: Sequence[list[int]], *, skip_special: bool, flat: bool = False, field: str = "ids"
+    ) -> AsyncIterator[bytes]:
+        """The texts that ids spell as JSON, slice by slice."""
+
+        def work(lo: int, hi: int) -> bytes:
+            part = sequences[lo:hi]
+            self.pack(part, lo, flat=flat, field=field)  # which refuses what is not in the vocabulary
+            return orjson.dumps(self.texts(part, skip_special=skip_special))[1:-1]
+
+        sizes = [*map(len, sequences)]
+        if sum(sizes) <= self._inline_chars:
+            yield work(0, len(sizes))
+            return
+        async for part in self._shared(cut(sizes, SLICE_IDS, len(sizes)), work):
+            yield part
 
     async def tokens(self, texts: Sequence[str], *, special: bool, literal: bool = False) -> list[tokenizers.Encoding]:
         """Encodings with their offsets; special: add special tokens; literal: text that spells one is text."""
