@@ -47,10 +47,10 @@ class Reader:
         """max_tokens, vocab_size: the engine's; default, what the folder says. max_chars: of one text, whatever its tokens.
         StartError when it cannot serve."""
         self._file = folder.transformer / "tokenizer.json"
-        self._inner = vocabulary.load(self._file)
+        settings = read_json(folder.transformer / "tokenizer_config.json")
+        self._inner = vocabulary.as_told(vocabulary.load(self._file), folder, settings)
         if vocabulary.wants_lower_case(folder):
             self._inner.normalizer = vocabulary.lower_first(self._inner.normalizer)
-        settings = read_json(folder.transformer / "tokenizer_config.json")
         self._cut_left = settings.get("truncation_side") == "left"
         self.max_tokens = folder.max_tokens if max_tokens is None else max_tokens
         if folder.late is not None:

@@ -29,6 +29,61 @@ def load(file: Path) -> tokenizers.Tokenizer:
     return inner
 
 
+_BERT = (
+    "BertTokenizer",
+    "DistilBertTokenizer",
+    "ElectraTokenizer",
+    "MobileBertTokenizer",
+    "MPNetTokenizer",
+    "SqueezeBertTokenizer",
+)
+"""tokenizer_class of those that transformers makes a BertNormalizer for, whatever tokenizer.json says of it."""
+
+_CLASSES = {"bert": "BertTokenizer", "distilbert": "BertTokenizer", "nomic_bert": "BertTokenizer"} | {
+    "mpnet": "MPNetTokenizer",
+    "deberta-v2": "DebertaV2Tokenizer",
+}
+"""model_type -> the class where no file names one."""
+
+_GENERIC = ("mistral", "modernbert")
+"""Families whose tokenizer.json is taken as it is, whatever class is named."""
+
+
+def as_told(inner: tokenizers.Tokenizer, folder: ModelFolder, settings: dict[str, Any]) -> tokenizers.Tokenizer:
+    """The tokenizer with do_lower_case, strip_accents and tokenize_chinese_chars of tokenizer_config.json (settings), as
+    transformers has it: for BERT's classes they, or where they are absent their defaults, win over tokenizer.json.
+
+    StartError where lower-casing is told that is not that of the tokenizer's own kind of normalizer.
+    """
+    kind = str(folder.config.get("model_type"))
+    named = settings.get("tokenizer_class") or folder.config.get("tokenizer_class") or _CLASSES.get(kind)
+    name = str(named).removesuffix("Fast")
+    if kind in _GENERIC or name not in (*_BERT, "DebertaV2Tokenizer"):
+        return inner
+    file = folder.transformer / "tokenizer_config.json"
+    keys = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}
+    lower, strip, chinese = (settings.get(key, default) for key, default in keys.items())
+    for key, value in zip(keys, (lower, strip, chinese), strict=True):
+        if not isinstance(value, bool) and (value is not None or key != "strip_accents"):
+            raise StartError(f"{file}: {key} must be true or false, not {value!r}")
+    whole = json.loads(inner.to_str())
+    was = whole["normalizer"]
+    if name in _BERT and was is not None and was["type"] == "BertNormalizer":
+        told = {"clean_text": True, "handle_chinese_chars": chinese, "strip_accents": strip, "lowercase": lower}
+        if told.items() <= was.items():
+            return inner
+        # Made anew: added tokens that are found in normalised text are normalised when they are added.
+        return tokenizers.Tokenizer.from_str(json.dumps(whole | {"normalizer": was | told}))
+    lowers = inner.normalizer is not None and inner.normalizer.normalize_str("A").strip() == "a"
+    if "do_lower_case" in settings and lower != lowers:
+        raise StartError(
+            f"{file}: do_lower_case {json.dumps(lower)} of a {name} is not what the normalizer of tokenizer.json does, and is "
+            "only applied to a BertNormalizer; make the two agree, or name PreTrainedTokenizerFast as tokenizer_class there to "
+            "use tokenizer.json as it is"
+        )
+    return inner
+
+
 def special_tokens(inner: tokenizers.Tokenizer, file: Path) -> tuple[int, int]:
     """How many special tokens the tokenizer puts before and after a single text."""
     total = int(inner.num_special_tokens_to_add(False))

@@ -80,6 +80,7 @@ def test_do_lower_case_is_applied_first(folder, tmp_path):
     def cased(data):
         data["normalizer"]["lowercase"] = False
 
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
     plain = _variant(folder, tmp_path, cased)
     assert 100 in Tokenizer(plain).encode(["CAT"]).ids  # [UNK]: the vocabulary is uncased
     lower = _variant(folder, tmp_path, cased, {"max_seq_length": 256, "do_lower_case": True})

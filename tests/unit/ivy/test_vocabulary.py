@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from hortus.errors import StartError
+from hortus.folder import ModelFolder
 from hortus.ivy import vocabulary
+from hortus.ivy.reading import Reader
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz0123456789.,!?-[]()'\"#", *(
     "##" + c for c in "abcdefghijklmnopqrstuvwxyz0123456789"
@@ -57,3 +61,66 @@ def test_the_vocabulary_is_shared() -> None:
     reader = READERS[0]
     assert isinstance(reader, vocabulary._Plain)
     assert json.loads(reader._bare.to_str())["model"]["vocab"] == json.loads(TOKENIZERS[0].to_str())["model"]["vocab"]
+
+
+def bert_folder(path: Path, settings: dict, *, lowercase: bool = True, kind: str = "bert") -> ModelFolder:
+    inner = made(lowercase=lowercase, added=("Fig", "café"))
+    path.mkdir(exist_ok=True)
+    inner.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (path / "config.json").write_text(json.dumps({"model_type": kind}))
+    return ModelFolder(
+        path=path, name="m", revision=None, transformer=path, config={"model_type": kind, "vocab_size": 200}, modules=()
+    )
+
+
+SETTINGS: list[dict] = [
+    {},
+    {"do_lower_case": False},
+    {"do_lower_case": True},
+    {"do_lower_case": True, "strip_accents": False},
+    {"do_lower_case": False, "strip_accents": True},
+    {"tokenize_chinese_chars": False},
+    {"do_lower_case": False, "tokenizer_class": "PreTrainedTokenizerFast"},
+    {"do_lower_case": False, "tokenizer_class": "BertTokenizerFast", "padding_side": "left"},
+    {"do_lower_case": False, "tokenizer_class": "MPNetTokenizer"},
+    {"do_lower_case": False, "tokenizer_class": "ElectraTokenizer"},
+]
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+@pytest.mark.parametrize("told", SETTINGS, ids=json.dumps)
+def test_normalising_is_what_transformers_makes_of_the_files(told: dict, lowercase: bool, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = bert_folder(tmp_path, told, lowercase=lowercase)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path).backend_tokenizer
+    inner = vocabulary.as_told(vocabulary.load(tmp_path / "tokenizer.json"), folder, told)
+    ours = vocabulary.reader(inner)
+    for text in ("The Cat's CAT", "the cat", "Café é É", "a中b 中", "fig Fig FIG", "x\x00y [SEP] z", "İ"):
+        want = theirs.encode(text, add_special_tokens=False).ids
+        got = ours.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        assert got == want, text
+
+
+@pytest.mark.parametrize(
+    ("kind", "told", "key"),
+    [
+        ("bert", {"do_lower_case": "yes"}, "do_lower_case"),
+        ("bert", {"tokenize_chinese_chars": None}, "tokenize_chinese_chars"),
+        ("bert", {"strip_accents": 1}, "strip_accents"),
+    ],
+)
+def test_odd_settings_are_named(kind: str, told: dict, key: str, tmp_path: Path) -> None:
+    folder = bert_folder(tmp_path, told, kind=kind)
+    with pytest.raises(StartError, match=rf"tokenizer_config\.json: {key} must be"):
+        Reader(folder)
+
+
+@pytest.mark.parametrize(("kind", "lower"), [("deberta-v2", True), ("bert", True)])
+def test_lower_case_that_is_not_applied_is_refused(kind: str, lower: bool, tmp_path: Path) -> None:
+    folder = bert_folder(tmp_path, told := {"do_lower_case": lower}, kind=kind)
+    inner = vocabulary.load(tmp_path / "tokenizer.json")
+    inner.normalizer = tokenizers.normalizers.NFC()
+    with pytest.raises(StartError, match="do_lower_case true"):
+        vocabulary.as_told(inner, folder, told)
+    assert vocabulary.as_told(inner, folder, {**told, "do_lower_case": False}) is inner
