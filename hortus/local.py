@@ -6,8 +6,8 @@
     await engine.aembed(texts)                          # the same from a coroutine
 
 The same tokenizer, scheduler, engine and outputs as `hortus serve`, so the same vectors and the same errors; the event loop
-that they live on runs in a thread of its own, and any number of threads and coroutines may ask at once. Knows Ivy and Tulip,
-as serve.py does. Does not know HTTP.
+that they live on runs in a thread of its own, and any number of threads and coroutines may ask at once. A forked process has
+neither thread nor loop: there every call is refused. Knows Ivy and Tulip, as serve.py does. Does not know HTTP.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import dataclasses
+import os
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence, Set
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -78,26 +79,32 @@ async def open_local(model: str, settings: config.Config, closing: AsyncExitStac
 
 
 class Engine:
-    """A model in this process. Close it, or use it in a `with` block; methods may be called from any thread.
+    """A model in this process. Close it, or use it in a `with` block.
+
+    Any number of threads may share it; a process forked from this one may not (RuntimeError), it opens an engine of its own.
+    Texts are any iterable of str, read in its order: a list, a generator, a column of pandas or pyarrow.
 
     Errors are those of hortus.errors: StartError when it cannot be opened, InvalidInput and TooLong (which name the text at
-    fault by its index) when a text cannot be embedded, NotReady when the engine has gone.
+    fault by its index) when a text cannot be embedded, NotReady when it is closed or the engine has gone; and TypeError for
+    what is no list of texts at all.
     """
 
-    def __init__(self, model: str, **settings: object) -> None:
+    def __init__(self, model: str | os.PathLike[str], **settings: object) -> None:
         """model: a folder, a hub id, or `demo`. settings: knobs of hortus.config by their names, such as device="cpu",
         dtype="bfloat16", threads=4, auto_truncate=True; unknown ones are refused. Takes seconds.
 
         Unlike a server, steps are filled with bulk work (lanes=False) unless told otherwise.
         """
+        name = _model_named(model)
         chosen = config.load(flags={"lanes": False, **settings})
+        self._process = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="hortus-engine", daemon=True)
         self._thread.start()
         self._closing = AsyncExitStack()
         self._closed = False
         try:
-            self._opened = self._run(open_local(model, chosen, self._closing))
+            self._opened = self._run(open_local(name, chosen, self._closing))
         except BaseException:
             self.close()
             raise
@@ -109,7 +116,7 @@ class Engine:
 
     def embed(
         self,
-        texts: Sequence[str],
+        texts: Iterable[str],
         *,
         dimensions: int | None = None,
         precision: str = "float32",
@@ -122,11 +129,11 @@ class Engine:
         for eight). prompt_name: the model's prompt to put before each text; None its default, "" none. truncate: cut texts
         that are too long instead of refusing them; None takes the setting auto_truncate.
         """
-        return self._run(self._embed(texts, _wish(dimensions, precision, prompt_name, truncate)))
+        return self._run(self._embed(listed(texts, "texts"), _wish(dimensions, precision, prompt_name, truncate)))
 
     async def aembed(
         self,
-        texts: Sequence[str],
+        texts: Iterable[str],
         *,
         dimensions: int | None = None,
         precision: str = "float32",
@@ -134,16 +141,18 @@ class Engine:
         truncate: bool | None = None,
     ) -> Rows:
         """`embed` for coroutines, of any event loop."""
-        return await self._await(self._embed(texts, _wish(dimensions, precision, prompt_name, truncate)))
+        return await self._await(
+            self._embed(listed(texts, "texts"), _wish(dimensions, precision, prompt_name, truncate))
+        )
 
-    def rerank(self, query: str, documents: Sequence[str], *, truncate: bool | None = None) -> Float32:
+    def rerank(self, query: str, documents: Iterable[str], *, truncate: bool | None = None) -> Float32:
         """[len(documents)] float32, how relevant each document is to the query, in the documents' order: a reranker's
         probability, or an embedding model's cosine."""
-        return self._run(self._rerank(query, documents, truncate))
+        return self._run(self._rerank(query, listed(documents, "documents"), truncate))
 
-    async def arerank(self, query: str, documents: Sequence[str], *, truncate: bool | None = None) -> Float32:
+    async def arerank(self, query: str, documents: Iterable[str], *, truncate: bool | None = None) -> Float32:
         """`rerank` for coroutines, of any event loop."""
-        return await self._await(self._rerank(query, documents, truncate))
+        return await self._await(self._rerank(query, listed(documents, "documents"), truncate))
 
     def embed_table(
         self,
@@ -171,6 +180,7 @@ class Engine:
 
     def close(self) -> None:
         """Free the model. Idempotent."""
+        self._same_process()
         if self._closed:
             return
         self._closed = True
@@ -180,6 +190,9 @@ class Engine:
         self._loop.close()
 
     def __enter__(self) -> Self:
+        self._same_process()
+        if self._closed:
+            raise NotReady("this engine has been closed")
         return self
 
     def __exit__(
@@ -187,10 +200,22 @@ class Engine:
     ) -> None:
         self.close()
 
+    def _same_process(self) -> None:
+        """A fork copies the engine without the thread that answers: who asked would wait for ever."""
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"this engine belongs to process {self._process}, and a fork of it (this is {os.getpid()}) has not its threads: "
+                "open an Engine in each process, or start processes by `spawn`"
+            )
+
     def _start(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        if self._closed:
+        try:
+            self._same_process()
+            if self._closed:
+                raise NotReady("this engine has been closed")
+        except BaseException:
             work.close()
-            raise NotReady("this engine has been closed")
+            raise
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -208,13 +233,10 @@ class Engine:
         return await asyncio.wrap_future(self._start(work))
 
     async def _embed(self, texts: Sequence[str], wish: Wish, names: Sequence[int] | None = None) -> Rows:
-        if isinstance(texts, str):
-            raise InvalidInput("give a list of texts, not one text", param="input")
         return await embed_all(Local(self._opened.embedder, wish), texts, wish, names or range(len(texts)))
 
     async def _rerank(self, query: str, documents: Sequence[str], truncate: bool | None) -> Float32:
-        if isinstance(documents, str):
-            raise InvalidInput("give a list of documents, not one", param="documents")
+        (query,) = listed([query], "query")
         if not documents:
             return np.zeros(0, np.float32)
         for what, text in (("query", query), *((f"documents[{i}]", d) for i, d in enumerate(documents))):
@@ -224,6 +246,37 @@ class Engine:
         loop = asyncio.get_running_loop()
         question = Question(queries=[query], documents=list(documents), truncate=embedder.truncate(truncate))
         return (await score(embedder, question, deadline=loop.time() + _FOREVER_S, route="rerank")).values
+
+
+def _model_named(model: object) -> str:
+    """What open_model takes. StartError; a Path is a folder and never a hub id."""
+    if isinstance(model, os.PathLike):
+        name = os.fsdecode(model)
+        if not os.path.exists(os.path.expanduser(name)):
+            raise StartError(f"{name}: no such folder")
+        return name
+    if not isinstance(model, str) or not model:
+        what = "an empty string" if model == "" else type(model).__name__
+        raise StartError(f"model: give a folder, a hub id or `demo`, not {what}")
+    return model
+
+
+def listed(given: Iterable[str], what: str) -> list[str]:
+    """The texts, in the order of iteration: a column of a data frame is sliced by its labels, and a generator not at all.
+
+    TypeError for what is no list of texts; an element that is no text is left for the one who can name it.
+    """
+    if given is None or isinstance(given, str | bytes | bytearray | Mapping | Set) or hasattr(given, "columns"):
+        raise TypeError(f"{what}: give a list of texts (or another iterable in order), not {type(given).__name__}")
+    told = getattr(given, "to_pylist", None)  # an Arrow array iterates as scalars of its own
+    try:
+        found = list(told() if callable(told) else given)
+    except TypeError:
+        if hasattr(type(given), "__iter__") and getattr(given, "ndim", None) != 0:
+            raise  # of a generator's own making
+        raise TypeError(f"{what}: give a list of texts, not {type(given).__name__}") from None
+    # np.str_ and other kinds of str become plain ones, which the tokenizer takes.
+    return [str.__str__(t) if isinstance(t, str) and type(t) is not str else t for t in found]
 
 
 def _wish(dimensions: int | None, precision: str, prompt_name: str | None, truncate: bool | None) -> Wish:

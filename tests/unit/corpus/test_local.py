@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -110,6 +114,119 @@ def test_closed_is_told():
     engine.close()
     with pytest.raises(NotReady):
         engine.embed(["a"])
+    with pytest.raises(NotReady), engine:
+        pass
+
+
+class Labelled:
+    """A column that is sliced by its labels, as a data frame's is, and iterates in its order."""
+
+    def __init__(self, given: list[str]) -> None:
+        self._given = given
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._given)
+
+    def __getitem__(self, at: object) -> list[str]:
+        return sorted(self._given)
+
+
+class Name(str):
+    """A text of a kind of its own."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "another text"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        tuple,
+        iter,
+        Labelled,
+        lambda given: (t for t in given),
+        lambda given: [Name(t) for t in given],
+        np.array,
+        lambda given: np.array(given, object),
+        pa.array,
+        lambda given: pa.chunked_array([given[:3], given[3:]]),
+        lambda given: pa.array(given).dictionary_encode(),
+        lambda given: dict(enumerate(given)).values(),
+    ],
+    ids=[
+        "tuple",
+        "iterator",
+        "labels",
+        "generator",
+        "subclass",
+        "numpy",
+        "objects",
+        "arrow",
+        "chunked",
+        "coded",
+        "values",
+    ],
+)
+def test_texts_are_any_iterable_in_its_order(fake: hortus.Engine, kind):
+    given = texts(9)[::-1]
+    assert np.array_equal(fake.embed(kind(given)), wanted(fake, given))
+    assert np.array_equal(asyncio.run(fake.aembed(kind(given))), wanted(fake, given))
+    assert np.array_equal(fake.rerank(Name("q"), kind(given)), fake.rerank("q", given))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    ["one", b"one", None, 7, {"a": 1}, {"a"}, np.array("one"), pa.table({"a": ["x"]})],
+    ids=lambda b: type(b).__name__,
+)
+def test_what_is_no_list_of_texts_is_a_type_error(fake: hortus.Engine, bad):
+    with pytest.raises(TypeError, match="texts: give a list of texts"):
+        fake.embed(bad)
+    with pytest.raises(TypeError, match="documents: give a list of texts"):
+        fake.rerank("q", bad)
+    with pytest.raises(TypeError, match="texts: give a list of texts"):
+        asyncio.run(fake.aembed(bad))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_engine_refuses_every_call_at_once(fake: hortus.Engine):
+    calls = [
+        lambda: fake.embed(["a"]),
+        lambda: asyncio.run(fake.aembed(["a"])),
+        lambda: fake.rerank("q", ["a"]),
+        lambda: fake.embed_table(pa.table({"text": ["a"]})),
+        fake.close,
+        fake.__enter__,
+    ]
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # a call that hangs ends so
+        refused = 0
+        try:
+            for call in calls:
+                try:
+                    call()
+                except RuntimeError as e:
+                    refused += "fork" in str(e)
+        finally:
+            os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == len(calls)
+    assert fake.embed(["a"]).shape == (1, 384)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [(None, "not NoneType"), (7, "not int"), ("", "an empty string"), (Path("not_here"), "not_here: no such folder")],
+    ids=str,
+)
+def test_a_model_that_cannot_be_one_is_told(model, said):
+    with pytest.raises(StartError, match=said):
+        hortus.Engine(model, fake_delay_ms=0.0)
 
 
 # A failing engine
