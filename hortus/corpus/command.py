@@ -7,11 +7,13 @@ StartError, 1 in the CLI, when it cannot start or go on.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import os
 import pickle
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -222,6 +224,8 @@ async def _on_cluster(
     progress = job.progress(done, lambda: busy_s / actors)
     if not tasks:
         return progress, what
+    # Ray tells of lost actors on standard output, whatever it is told: that would get among the lines of progress.
+    closing.enter_context(contextlib.redirect_stdout(sys.stderr))
     closing.callback(cluster.stop)
     await asyncio.to_thread(cluster.start, corpus.ray)
     actors, gpus, cores = cluster.actors_of(corpus.actors, job.settings)

@@ -38,6 +38,7 @@ class Progress:
     ) -> None:
         """how: bar, json, none, or auto (a bar on a terminal). done_*: what earlier runs have done. total_rows: None when
         the inputs do not say."""
+        self._out = sys.stdout
         self._how = ("bar" if sys.stderr.isatty() else "json") if how == "auto" else how
         self._total_bytes, self._done_bytes = total_bytes, done_bytes
         self._total_rows, self._done_rows = total_rows, done_rows
@@ -92,8 +93,8 @@ class Progress:
 
     def _say(self, state: dict[str, Any]) -> None:
         if self._how == "json":
-            sys.stdout.write(json.dumps(state) + "\n")
-            sys.stdout.flush()
+            self._out.write(json.dumps(state) + "\n")
+            self._out.flush()
         else:
             sys.stderr.write("\r\x1b[K" + line(state))
             sys.stderr.flush()
