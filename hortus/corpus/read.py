@@ -168,6 +168,8 @@ def _csv_fields(file: File, text: str, names: Sequence[str]) -> dict[str, pa.Dat
     with _named(file), file.open() as f:
         head = next(_csv_rows(f), None)
     there = head if isinstance(head, list) else []
+    if twice := [name for name in (text, *names) if there.count(name) > 1]:
+        raise StartError(f"{file.url}: its first line names {twice[0]!r} more than once")
     _need(file, there, [text], "--text")
     _need(file, there, names, "--keep or --id")
     return dict.fromkeys(names, pa.string())
@@ -274,9 +276,12 @@ def _taken(f: BinaryIO) -> int:
 
 
 def _lines(f: BinaryIO) -> Iterator[bytes]:
-    """Lines that hold something, without their ends."""
+    """Lines that hold something, without their ends, nor the mark that Windows' programs begin a file with."""
+    begin = True
     for raw in f:
         line = raw.rstrip(b"\r\n")
+        if begin:
+            line, begin = line.removeprefix(b"\xef\xbb\xbf"), False
         if line and not line.isspace():
             yield line
 

@@ -284,3 +284,24 @@ def test_chunks_are_rows(tmp_path: Path, fake: hortus.Engine):
     assert cut == ["mat", "the cat sat on", "on a mat and", "and saw nothing of", "of note", "a cat"]
     assert np.array_equal(vectors(tmp_path / "out"), fake.embed(cut))
     assert rejects(tmp_path / "out")[0]["reason"].startswith("the text is empty")
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "txt"])
+def test_a_byte_order_mark_belongs_to_no_row(tmp_path: Path, ending: str):
+    given = texts(5)
+    for name, mark in (("plain", b""), ("marked", b"\xef\xbb\xbf")):
+        WRITERS[ending](tmp_path / f"{name}.{ending}", given)
+        file = tmp_path / f"{name}.{ending}"
+        file.write_bytes(mark + file.read_bytes())
+        assert embed(file, tmp_path / name) == 0
+    np.testing.assert_array_equal(vectors(tmp_path / "marked"), vectors(tmp_path / "plain"))
+
+
+def test_a_csv_that_names_a_column_twice_is_refused(tmp_path: Path):
+    (tmp_path / "a.csv").write_text("text,text,n\none,two,3\n")
+    with pytest.raises(StartError, match="'text' more than once"):
+        embed(tmp_path / "a.csv", tmp_path / "out")
+    (tmp_path / "b.csv").write_text("text,n,n\none,2,3\n")
+    assert embed(tmp_path / "b.csv", tmp_path / "fine") == 0, "nobody asks for n"
+    with pytest.raises(StartError, match="'n' more than once"):
+        embed(tmp_path / "b.csv", tmp_path / "out", keep="n")
