@@ -48,7 +48,13 @@ def banner(info: ModelInfo, config: Config, address: str, seconds: float) -> str
         "tokens": ("/rerank", pair),
         "classify": ("/rerank", pair) if info.width == 1 else ("/predict", '"inputs": "The cat sits on the mat."'),
     }.get(info.kind, ("/v1/embeddings", '"input": "The cat sits on the mat."'))
-    curl = f"curl {address}{route} -H 'content-type: application/json' -d '{{\"model\": \"{info.name}\", {body}}}'"
+    # Every line that can be copied works: with a key where one is asked for, and with a certificate that nobody else signed.
+    more = "-k " if config.ivy.tls_cert else ""
+    if config.ivy.api_keys or config.ivy.api_keys_file:
+        more += "-H 'authorization: Bearer YOUR-KEY' "
+    curl = (
+        f"curl {more}{address}{route} -H 'content-type: application/json' -d '{{\"model\": \"{info.name}\", {body}}}'"
+    )
     lines = "\n".join(f"  {key:<10} {value}" for key, value in rows.items())
     page = "" if config.ivy.no_page else f"  open       {address}/ in a browser\n"
     return f"hortus {__version__}\n{lines}\n\n{page}  try        {curl}\n"

@@ -93,12 +93,12 @@ class CpuEngine:
 
     def _piece(self, batch: TokenBatch) -> Float32:
         cu = batch.cu_seqlens
-        cu_seqlens = torch.from_numpy(cu)
+        cu_seqlens = _tensor(cu)
         types, tokens, ends = batch.token_types, None, None
         if batch.spans is not None:
             tokens, ends = map(torch.from_numpy, ranges(batch.spans[:, 0], batch.spans[:, 1] - batch.spans[:, 0]))
         inputs = Inputs(
-            ids=torch.from_numpy(batch.ids),
+            ids=_tensor(batch.ids),
             positions=torch.from_numpy(positions(cu)),
             token_types=None if types is None or not types.any() else torch.from_numpy(types.astype(np.int32)),
             cu_seqlens=cu_seqlens,
@@ -109,6 +109,11 @@ class CpuEngine:
         self.network.plan(cu, cu_seqlens, batch.max_seqlen)
         rows: Float32 = self.network.forward(inputs).numpy()
         return rows
+
+
+def _tensor(array: Int32) -> torch.Tensor:
+    """Over the same memory where it may be written to, as PyTorch wants; what came over a wire is copied."""
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def cut(cu_seqlens: Int32, most: int) -> list[Int32]:

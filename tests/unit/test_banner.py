@@ -1,6 +1,8 @@
 """What a start says of its model: the line to copy must be one that the model answers."""
 
+import dataclasses
 import json
+from typing import Any
 
 import pytest
 
@@ -30,3 +32,15 @@ def test_what_a_start_says_is_of_the_model_s_kind(changes, route, words):
     line = said.split("  try        ")[1]
     assert line.startswith(f"curl http://127.0.0.1:8080{route} -H 'content-type: application/json' -d '")
     assert json.loads(line.strip().split("-d '")[1].removesuffix("'"))["model"] == "mini"
+
+
+def test_the_line_to_copy_says_what_the_server_asks_for() -> None:
+    info = ModelInfo(name="m", width=3, max_tokens=8, vocab_size=9)
+    with_key = config_with(api_keys="a,b", tls_cert="c.pem", tls_key="k.pem")
+    said = banner(info, with_key, "https://127.0.0.1:8080", 1.0)
+    assert "curl -k -H 'authorization: Bearer YOUR-KEY' https://127.0.0.1:8080/v1/embeddings" in said
+    assert "a,b" not in said
+
+
+def config_with(**ivy: Any) -> Config:
+    return dataclasses.replace(Config(), ivy=dataclasses.replace(Config().ivy, **ivy))

@@ -116,3 +116,14 @@ def test_an_error_is_the_results() -> None:
     assert e.metrics.registry.get_sample_value("hortus_tokens_total") == 2
     e.close()
     e.close()
+
+
+def test_arrays_that_may_only_be_read_are_taken_without_a_warning() -> None:
+    """As they come over a wire. Warnings are errors in tests."""
+    batch = TokenBatch(
+        np.frombuffer(np.array([5, 6, 7, 8, 9], np.int32).tobytes(), np.int32),
+        np.frombuffer(np.array([0, 2, 5], np.int32).tobytes(), np.int32),
+    )
+    made = engine()
+    np.testing.assert_array_equal(made.step(batch).result()[:, 0], [11, 24])
+    np.testing.assert_array_equal(made.step(batch.slice(0, 1)).result()[:, 0], [11])
