@@ -206,6 +206,18 @@ def configure_logging(level: str) -> None:
     )
 
 
+def _spelt_out(words: list[str]) -> list[str]:
+    """A bare switch takes no word that is no boolean: `--offline MODEL` is `--offline=true MODEL`."""
+    switches = {
+        "--" + f.name.replace("_", "-")
+        for cls in config.SECTIONS.values()
+        for f in dataclasses.fields(cls)
+        if config.field_type(cls, f.name)[0] is bool
+    }
+    bare = [w in switches and after.lower() not in config.BOOLEANS for w, after in zip(words, [*words[1:], ""])]  # noqa: B905
+    return [w + "=true" if alone else w for w, alone in zip(words, bare, strict=True)]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point. Returns the exit status: 0 done, 1 could not start, 2 bad usage."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -216,7 +228,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:  # not when called by a test or a program, whose handlers stay
         arm(words)
     everything = parser()
-    args = vars(everything.parse_args(words))
+    args = vars(everything.parse_args(_spelt_out(words)))
     command, model, file, parent = (args.pop(name, None) for name in ("command", "model", "config", "supervised"))
     inputs, what = args.pop("inputs", ()), args.pop("what", None)
     if command == "models" and (what is None) != (model is None):

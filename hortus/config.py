@@ -405,6 +405,10 @@ def field_type(section: Section, name: str) -> tuple[type, bool]:
     return hint, False
 
 
+BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+"""How a switch may be written, in any case."""
+
+
 def parse(section: Section, name: str, raw: object, source: str) -> Any:
     """One knob's value from a string (environment, command line) or a TOML value; StartError names the source."""
     base, optional = field_type(section, name)
@@ -417,17 +421,7 @@ def parse(section: Section, name: str, raw: object, source: str) -> Any:
         return None
     value: Any
     if base is bool:
-        words = {
-            "1": True,
-            "true": True,
-            "yes": True,
-            "on": True,
-            "0": False,
-            "false": False,
-            "no": False,
-            "off": False,
-        }
-        value = raw if isinstance(raw, bool) else words.get(str(raw).strip().lower())
+        value = raw if isinstance(raw, bool) else BOOLEANS.get(str(raw).strip().lower())
         if value is None:
             raise refuse("true or false")
     elif base in (int, float):

@@ -120,3 +120,17 @@ def test_several_processes_name_their_extra_before_any_is_started(capsys, monkey
         capsys.readouterr().err
         == "hortus: several processes need the package grpc_health: pip install 'hortus[grpc]'\n"
     )
+
+
+@pytest.mark.parametrize("switch", ["--auto-truncate", "--offline", "--no-page"])
+@pytest.mark.parametrize("value", ["", "=true", " true", "=false", " off"])
+def test_a_switch_does_not_swallow_the_model(switch: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {}
+    monkeypatch.setattr(
+        cli, "_run", lambda command, model, settings, supervised: seen.update(model=model, s=settings) or 0
+    )
+    assert cli.main(["serve", *f"{switch}{value}".split(" "), "demo", "--port", "1"]) == 0
+    assert seen["model"] == "demo"
+    name = switch[2:].replace("-", "_")
+    [got] = [getattr(part, name) for part in (seen["s"].ivy, seen["s"].rose) if hasattr(part, name)]
+    assert got == (value.strip(" =") not in ("false", "off"))
