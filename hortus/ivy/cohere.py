@@ -103,6 +103,11 @@ def _texts(asked: EmbedRequest) -> list[str]:
         content = entry.get("content")
         parts = content if isinstance(content, list) else []
         said = [p.get("text") if isinstance(p, dict) and p.get("type") == "text" else None for p in parts]
+        unknown = [k for k in entry if k != "content"] + [
+            k for p in parts if isinstance(p, dict) for k in p if k not in ("type", "text")
+        ]
+        if unknown and all(isinstance(t, str) for t in said):
+            raise InvalidInput(f"inputs[{i}]: unknown field {unknown[0]!r:.80}", param=f"inputs[{i}]")
         if not said or not all(isinstance(t, str) for t in said):
             raise InvalidInput(
                 f'inputs[{i}] must be {{"content": [{{"type": "text", "text": ...}}]}}: this server reads text only',

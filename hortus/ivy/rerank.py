@@ -23,6 +23,14 @@ from hortus.ivy.scores import Question, order, score
 from hortus.types import Float32
 
 
+def either(asked: RerankRequest, one: str, other: str) -> tuple[Any, str]:
+    """(value, name) of a field that two APIs name differently; InvalidInput when both are given."""
+    first, second = getattr(asked, one), getattr(asked, other)
+    if first is not None and second is not None:
+        raise InvalidInput(f"give {one} or {other}, not both", param=other)
+    return (first, one) if second is None else (second, other)
+
+
 class RerankRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The body of /rerank, /v1/rerank and /v2/rerank."""
 
@@ -131,14 +139,14 @@ class Rerank:
             raise InvalidInput("give documents (Cohere, Jina, vLLM) or texts (TEI)", param="documents")
         tei = asked.documents is None
         given: list[str | dict[str, Any]] = [*(asked.documents or asked.texts or [])]
-        top = asked.top_k if asked.top_n is None else asked.top_n
+        top, of = either(asked, "top_n", "top_k")
         if top is not None and top < 0:
-            raise InvalidInput(f"top_n is {top}; give 1 or more, or 0 for all", param="top_n")
-        side = asked.truncation_direction or asked.truncation_side
+            raise InvalidInput(f"{of} is {top}; give 1 or more, or 0 for all", param=of)
+        side, said = either(asked, "truncation_direction", "truncation_side")
         question = Question(
             queries=[asked.query],
             documents=[text_of(d, i, asked.rank_fields) for i, d in enumerate(given)],
-            truncate=truncation(embedder, asked.truncate, asked.truncate_prompt_tokens, side),
+            truncate=truncation(embedder, asked.truncate, asked.truncate_prompt_tokens, side, said),
             most_query=asked.max_tokens_per_query,
             most_document=asked.max_tokens_per_doc,
             instruction=asked.instruct if asked.instruction is None else asked.instruction,

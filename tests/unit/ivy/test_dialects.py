@@ -501,6 +501,8 @@ async def test_cohere_cuts_by_default_from_either_end(embed):
         {"texts": ["a"], "input_type": "image"},
         {"texts": ["a"], "truncate": "end"},
         {"inputs": [{"content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        {"inputs": [{"content": [{"type": "text", "text": "a"}], "extra": 1}]},
+        {"inputs": [{"content": [{"type": "text", "text": "a", "more": 1}]}]},
         {"inputs": [{}]},
         {"texts": ["a"], "max_tokens": 0},
     ],
@@ -633,3 +635,15 @@ async def test_info_speaks_tei_too(classifier, reranker, embed):
         assert list(told["model_type"]) == [kind]
         assert told["model_id"] == "mini"
         assert told["max_input_length"] == 64
+
+
+async def test_two_names_of_one_field_are_not_given_together_and_errors_use_the_caller_s_name(reranker):
+    asked = {"query": "q", "documents": ["a", "b"]}
+    for both in ({"top_n": 1, "top_k": 0}, {"truncation_direction": "left", "truncation_side": "right"}):
+        reply = await post(reranker, "/rerank", **asked, **both)
+        assert (reply.status, reply.error["param"]) == (400, [*both][1]), both
+    for wrong in ({"top_k": -1}, {"top_n": -1}, {"truncation_direction": "zz"}, {"truncation_side": "zz"}):
+        reply = await post(reranker, "/rerank", **asked, **wrong)
+        [name] = wrong
+        assert (reply.status, reply.error["param"]) == (400, name), wrong
+        assert name in reply.error["message"]
