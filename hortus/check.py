@@ -9,7 +9,7 @@ from __future__ import annotations
 from hortus.config import Config
 from hortus.engines import open_model
 from hortus.errors import StartError
-from hortus.folder import ModelFolder
+from hortus.folder import ModelFolder, readable
 from hortus.metrics import Metrics
 from hortus.types import Result, TokenBatch
 
@@ -44,10 +44,11 @@ def check(model: str, config: Config) -> str:
         from hortus.rose.engine import check_engine
     except ModuleNotFoundError as e:
         raise _missing(e) from None
-    info = check_engine(folder, config.rose)
     from hortus.ivy.embed import Embedder
 
-    embedder = Embedder(folder, info, _NoEncoder(), config.ivy, Metrics())
+    with readable(folder.path):
+        info = check_engine(folder, config.rose)
+        embedder = Embedder(folder, info, _NoEncoder(), config.ivy, Metrics())
     embedder.close()
     prompts = embedder.prompts
     rows = {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hortus.config import Config, RoseConfig
 from hortus.errors import StartError
-from hortus.folder import ModelFolder, open_folder
+from hortus.folder import ModelFolder, open_folder, readable
 from hortus.metrics import Metrics
 from hortus.types import Engine
 
@@ -36,19 +36,21 @@ def load_engine(folder: ModelFolder, config: Config, metrics: Metrics) -> Engine
         raise StartError(
             f"the engine needs the package {e.name}: pip install 'hortus[cpu]' (or 'hortus[gpu]')"
         ) from None
-    return open_engine(folder, config.rose, metrics)
+    with readable(folder.path):
+        return open_engine(folder, config.rose, metrics)
 
 
 def open_model(model: str, served_name: str | None, rose: RoseConfig, *, weights: bool) -> ModelFolder:
     """The folder of a model, fetched from the hub when it is an id."""
     where, name = locate(model, served_name)
-    return open_folder(
-        where,
-        revision=rose.revision,
-        cache_dir=rose.cache_dir,
-        offline=rose.offline,
-        token=rose.hub_token,
-        served_name=name,
-        max_length=rose.max_length,
-        weights=weights,
-    )
+    with readable(where):
+        return open_folder(
+            where,
+            revision=rose.revision,
+            cache_dir=rose.cache_dir,
+            offline=rose.offline,
+            token=rose.hub_token,
+            served_name=name,
+            max_length=rose.max_length,
+            weights=weights,
+        )

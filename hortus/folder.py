@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,13 +68,28 @@ class ModelFolder:
     """How a late-interaction model reads its texts; None for others."""
 
 
+@contextmanager
+def readable(where: Path | str) -> Iterator[None]:
+    """The last resort for a model's files: a value in them of a kind that nobody looked for is a StartError, not a traceback."""
+    try:
+        yield
+    except StartError:
+        raise
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as e:
+        log.debug("reading %s", where, exc_info=True)
+        raise StartError(
+            f"{where}: one of its files holds a value that cannot be right ({type(e).__name__}: {str(e)[:200]}); "
+            "--log-level debug says where"
+        ) from e
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; {} when there is no such file; StartError when it is not an object."""
     if not path.is_file():
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         raise StartError(f"{path}: not valid JSON ({e})") from None
     if not isinstance(value, dict):
         raise StartError(f"{path}: expected a JSON object")
@@ -254,7 +271,7 @@ def read_modules(path: Path) -> tuple[Module, ...]:
         return ()
     try:
         listed = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         raise StartError(f"{file}: not valid JSON ({e})") from None
     if not isinstance(listed, list) or not all(
         isinstance(m, dict) and isinstance(m.get("type"), str) and isinstance(m.get("path", ""), str) for m in listed

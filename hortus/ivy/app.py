@@ -32,7 +32,7 @@ from hortus.errors import (
     RouteNotFound,
     StartError,
 )
-from hortus.folder import ModelFolder
+from hortus.folder import ModelFolder, readable
 from hortus.ivy.access import Access
 from hortus.ivy.cohere import Cohere
 from hortus.ivy.embed import Embedder
@@ -137,7 +137,8 @@ class App:
         takes up to seconds for large vocabularies, so this may be called in a thread. StartError when the folder's
         tokenizer cannot serve.
         """
-        embedder = Embedder(folder, info, encoder, self.config, self._metrics)
+        with readable(folder.path):
+            embedder = Embedder(folder, info, encoder, self.config, self._metrics)
         self._readiness = Readiness(probe or probe_of(embedder))
         self._embedder = embedder
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ from test_families import written  # noqa: E402
 from test_rerankers import qwen  # noqa: E402
 
 from hortus import cli  # noqa: E402
-from hortus.config import RoseConfig  # noqa: E402
+from hortus.check import check  # noqa: E402
+from hortus.config import Config, RoseConfig  # noqa: E402
+from hortus.errors import StartError  # noqa: E402
 from hortus.folder import open_folder  # noqa: E402
 from hortus.rose import loader  # noqa: E402
 from hortus.rose.engine import check_engine, open_engine  # noqa: E402
@@ -117,3 +120,55 @@ def test_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as told:
         run(capsys, *words)
     assert told.value.code == 2
+
+
+ODD = [[], {}, "x", 10**30]
+
+
+def test_odd_values_are_refused_in_words(make_tiny: Any, tmp_path: Path) -> None:
+    """Every value of every file that describes a model, one at a time: a start error or a model, and never anything else."""
+    path = Path(shutil.copytree(make_tiny([Pooling(32), Normalize()]), tmp_path / "model"))
+    (path / "config_sentence_transformers.json").write_text(
+        '{"prompts": {"query": "q: "}, "default_prompt_name": null}'
+    )
+    told = []
+    for file in sorted(path.rglob("*.json")):
+        if file.name in ("tokenizer.json", "special_tokens_map.json"):
+            continue
+        whole = file.read_text()
+        kept = json.loads(whole)
+        parts = [kept] if isinstance(kept, dict) else kept
+        for part in parts:
+            for n, key in enumerate(
+                [*part, "architectures", "transformer_task", "modality_config", "query_prefix", "id2label"]
+            ):
+                for odd in ODD[n % 2 :: 2]:
+                    had = part.get(key, ...)
+                    part[key] = odd
+                    file.write_text(json.dumps(kept))
+                    try:
+                        check(str(path), Config())
+                    except StartError as e:
+                        told.append(str(e))
+                    if had is ...:
+                        del part[key]
+                    else:
+                        part[key] = had
+        file.write_text(whole)
+    assert len(told) > 50
+    check(str(path), Config())
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"a":' * 100_000, '{"vocab_size": ' + "9" * 5000 + "}", "", "[]", "null"]
+)
+@pytest.mark.parametrize(
+    "name", ["config.json", "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"]
+)
+def test_files_that_are_no_json_are_named(make_tiny: Any, tmp_path: Path, name: str, text: str) -> None:
+    path = Path(shutil.copytree(make_tiny([Pooling(32)]), tmp_path / "model"))
+    (path / name).write_text(text)
+    if (name, text) == ("modules.json", "[]"):
+        return  # no modules: a transformers folder
+    with pytest.raises(StartError, match=re.escape(name)):
+        check(str(path), Config())

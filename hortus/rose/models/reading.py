@@ -9,6 +9,9 @@ from hortus.errors import StartError
 from hortus.rose.attention import Heads
 from hortus.rose.models import ACTIVATION_NAMES
 
+MOST, MOST_LAYERS = 1 << 24, 4096
+"""No model has more of anything that is counted: lists as long as a file says are made of them."""
+
 
 class Config:
     """A config.json. Everything that is asked for and wrong is a StartError."""
@@ -21,10 +24,10 @@ class Config:
         return StartError(f"config.json of {self.kind}: {what}")
 
     def whole(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        """A whole number from `least` on; default None: it must be there."""
-        value = self.values.get(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise self.wrong(f"{key} must be a whole number from {least}, not {value!r}")
+        """A whole number from `least` to MOST (a number of layers: MOST_LAYERS); default None: it must be there."""
+        value, most = self.values.get(key, default), MOST_LAYERS if "layer" in key else MOST
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise self.wrong(f"{key} must be a whole number from {least} to {most}, not {value!r:.80}")
         return value
 
     def activation(self, key: str, default: str = "gelu") -> str:

@@ -113,7 +113,7 @@ def test_a_failing_first_step_does_not_start(folder: Path, monkeypatch: pytest.M
         ({"hidden_act": ["gelu"]}, "a value that cannot be read"),
         ({"layer_norm_eps": "x"}, "a value that cannot be read"),
         ({"layer_norm_eps": None}, "a value that cannot be read"),
-        ({"vocab_size": "many"}, "vocab_size must be a whole number from 1, not 'many'"),
+        ({"vocab_size": "many"}, "vocab_size must be a whole number from 1 to 16777216, not 'many'"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
     ],
 )
