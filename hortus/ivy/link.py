@@ -69,7 +69,9 @@ class Link:
         self.rests_until = 0.0
         """It said that its engine does not answer: leave it alone until then, if there is another."""
         self.why = "not connected yet"
-        """Why it is not up."""
+        """Why it is not up; of one that is, why it was lost the last time."""
+        self.losses, self.lost_at = 0, 0.0
+        """How often it was up and broke, and time.monotonic() of the last."""
         self.up = False
         self._config, self._metrics, self._accept = config, metrics, accept
         self._waiting: dict[int, tuple[asyncio.Future[Result], float | None, int]] = {}
@@ -194,6 +196,7 @@ class Link:
 
     def _broken(self, why: str) -> None:
         if self.up_since:
+            self.losses, self.lost_at = self.losses + 1, time.monotonic()
             self._metrics.replica_losses.inc()
             log.warning("replica %s is lost with %d requests: %s", self, len(self._waiting), why)
         elif why != self.why:

@@ -104,11 +104,24 @@ def changes(have: Iterable[Target], wanted: Iterable[Target], up: Iterable[Targe
 
 
 def _told(link: Link, now: float) -> Replica:
+    why = link.why if link.losses or not link.up else None
     if not link.up:
-        return Replica(link.target.address, "down", link.why, link.outstanding, None)
-    state = "draining" if link.draining else "resting" if link.rests_until > now else "up"
-    why = "its engine did not answer; asked again in a moment" if state == "resting" else None
-    return Replica(link.target.address, state, why, link.outstanding, round(now - link.up_since))
+        state = "down"
+    elif link.draining:
+        state = "draining"
+    elif link.rests_until > now:
+        state, why = "resting", "its engine did not answer; asked again in a moment"
+    else:
+        state = "up"
+    return Replica(
+        link.target.address,
+        state,
+        why,
+        link.outstanding,
+        round(now - link.up_since) if link.up else None,
+        link.losses,
+        round(now - link.lost_at) if link.losses else None,
+    )
 
 
 class Replicas:

@@ -69,10 +69,14 @@ class Replica:
     state: str
     """up, draining, resting (its engine does not answer just now) or down."""
     why: str | None
-    """Of one that is not up."""
+    """Why it is not up; of one that is and was lost before, why."""
     outstanding_tokens: int
     """Sent to it and not answered."""
     up_s: int | None
+    losses: int
+    """How often it was lost: it may be back between two samples."""
+    lost_s: int | None
+    """Seconds since the last loss."""
 
 
 def read(metrics: Metrics) -> dict[str, float]:

@@ -160,9 +160,10 @@ function replicas() {
   }
   const ages = (s) => (s == null ? "" : s < 120 ? `${s} s` : s < 7200 ? `${Math.round(s / 60)} min` : `${show(s / 3600)} h`);
   $("replicas").replaceChildren(told.length ? el("table", { class: "list" },
-    el("thead", {}, el("tr", {}, ...["Replica", "State", "Up for", "Tokens sent to it, not answered", "Why"].map((n) => el("th", { scope: "col" }, n)))),
+    el("thead", {}, el("tr", {}, ...["Replica", "State", "Up for", "Tokens sent to it, not answered", "Lost", "Why"].map((n) => el("th", { scope: "col" }, n)))),
     el("tbody", {}, ...told.map((r) => el("tr", {}, el("th", { scope: "row" }, r.address),
       el("td", {}, el("span", { class: "state", "data-state": { up: "ready", down: "failing", resting: "failing" }[r.state] || r.state }, r.state)),
-      el("td", {}, ages(r.up_s)), el("td", {}, r.outstanding_tokens == null ? "" : show(r.outstanding_tokens)), el("td", {}, r.why || "")))))
+      el("td", {}, ages(r.up_s)), el("td", {}, r.outstanding_tokens == null ? "" : show(r.outstanding_tokens)),
+      el("td", {}, r.losses ? `${r.losses === 1 ? "once" : `${r.losses} times, last`} ${ages(r.lost_s)} ago` : "never"), el("td", {}, r.why || "")))))
     : el("p", {}, "No address stands for a replica just now."));
 }

@@ -147,7 +147,7 @@ async def test_how_the_server_is(client: Client):
             if failing:
                 raise NotReady("the engine did not answer a probe")
 
-    here = [Replica("unix:/a", "down", "not connected yet", 0, None)]
+    here = [Replica("unix:/a", "down", "not connected yet", 0, None, 0, None)]
     seen = Watch(Metrics(), lambda: state, lambda: Readiness(), lambda: here, shared_port=True)
     pieces = await stream(seen)
     first = told(await anext(pieces))
