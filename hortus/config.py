@@ -89,7 +89,8 @@ class IvyConfig:
     tokenize_inline_chars: int = knob(
         1024,
         "Requests with at most this many characters are tokenised on the event loop (fastest for short queries); "
-        "longer ones in a thread, so that they never hold up others.",
+        "longer ones in a thread, so that they never hold up others. Sixteen times as many of plain ASCII, where a "
+        "BERT vocabulary is read by compiled code.",
         low=0,
     )
     tokenize_threads: int = knob(2, "Threads for tokenising long requests.", low=1)

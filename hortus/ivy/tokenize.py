@@ -89,6 +89,7 @@ class Tokenizer(Reader):
         return await self._sliced(
             [len(t) for t in texts],
             lambda lo, hi: ("encode", (texts[lo:hi], lo), {"truncate": truncate, "field": field}),
+            effort=self.effort(texts),
         )
 
     async def sift(
@@ -117,10 +118,12 @@ class Tokenizer(Reader):
 
         most_left, most_right: tokens kept of each text, whatever its length and before anything else.
         """
-        lefts = [*lefts] * len(rights) if len(lefts) == 1 else lefts
+        one = len(lefts) == 1
+        lefts = [*lefts] * len(rights) if one else lefts
         return await self._sliced(
             [len(b) for b in rights],
             lambda lo, hi: ("_pairs", (lefts[lo:hi], rights[lo:hi], lo, truncate, (most_left, most_right), field), {}),
+            effort=self.effort(lefts[:1] if one else lefts) + self.effort(rights),
         )
 
     async def pieces(
@@ -174,8 +177,11 @@ class Tokenizer(Reader):
 
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    async def _sliced(self, sizes: list[int], of: Callable[[int, int], Call], *, apart: bool = True) -> TokenBatch:
-        if sum(sizes) <= self._inline_chars:
+    async def _sliced(
+        self, sizes: list[int], of: Callable[[int, int], Call], *, effort: int | None = None, apart: bool = True
+    ) -> TokenBatch:
+        """effort: of all together, where it is not the sum of their sizes."""
+        if (sum(sizes) if effort is None else effort) <= self._inline_chars:
             name, args, named = of(0, len(sizes))
             return cast(TokenBatch, getattr(self, name)(*args, **named))
 

@@ -12,6 +12,8 @@ from tokenizers import normalizers
 
 from hortus.errors import StartError
 from hortus.folder import ST_CONFIGS, ModelFolder, read_json
+from hortus.ivy import wordpiece
+from hortus.ivy.wordpiece import Encoding
 
 
 def load(file: Path) -> tokenizers.Tokenizer:
@@ -122,9 +124,7 @@ def token_text(value: Any) -> str | None:
 class Reader(Protocol):
     """What makes ids of texts: a tokenizers.Tokenizer, or what stands in for one."""
 
-    def encode_batch_fast(
-        self, input: Sequence[str], /, *, add_special_tokens: bool = ...
-    ) -> list[tokenizers.Encoding]:
+    def encode_batch_fast(self, input: Sequence[str], /, *, add_special_tokens: bool = ...) -> Sequence[Encoding]:
         """Ids of every text; offsets are not kept."""
 
 
@@ -137,46 +137,5 @@ def teach(inner: tokenizers.Tokenizer, markers: Sequence[str]) -> None:
 
 
 def reader(inner: tokenizers.Tokenizer) -> Reader:
-    """The tokenizer, or the same made faster for plain texts where that is sure to give the same ids."""
-    settings = json.loads(inner.to_str())
-    normalizer, added = settings["normalizer"], [token["content"] for token in settings["added_tokens"]]
-    if normalizer is None or normalizer["type"] != "BertNormalizer":
-        return inner
-    return _Plain(inner, normalizer["lowercase"], added)
-
-
-class _Plain:
-    """BERT's normalising (cleaning, spacing of Chinese, stripping of accents, lower case) is half of what a text costs, and for
-    printable ASCII the lower case is all that it does: such texts go to a tokenizer without it, which shares the vocabulary.
-
-    Not those that spell an added token, which is found before normalising.
-    """
-
-    def __init__(self, inner: tokenizers.Tokenizer, lower: bool, added: list[str]) -> None:
-        self._inner, self._lower = inner, lower
-        self._added = {form for word in added for form in (word.lower(), inner.normalizer.normalize_str(word))}
-        self._bare = tokenizers.Tokenizer(inner.model)
-        self._bare.pre_tokenizer, self._bare.post_processor = inner.pre_tokenizer, inner.post_processor
-
-    def encode_batch_fast(
-        self, input: Sequence[str], /, *, add_special_tokens: bool = True
-    ) -> list[tokenizers.Encoding]:
-        low = [self._plain(text) for text in input]
-        if None not in low:
-            return list(self._bare.encode_batch_fast(cast(Any, low), add_special_tokens=add_special_tokens))
-        bare = iter(
-            self._bare.encode_batch_fast([t for t in low if t is not None], add_special_tokens=add_special_tokens)
-        )
-        others = [text for text, plain in zip(input, low, strict=True) if plain is None]
-        full = iter(self._inner.encode_batch_fast(others, add_special_tokens=add_special_tokens))
-        return [next(full) if plain is None else next(bare) for plain in low]
-
-    def _plain(self, text: str) -> str | None:
-        """The text as normalising would leave it; None where that is more than lower case."""
-        if not text.isascii() or not text.isprintable():
-            return None
-        low = text.lower()
-        for word in self._added:
-            if word in low:
-                return None
-        return low if self._lower else text
+    """The tokenizer, or what gives the same ids faster."""
+    return wordpiece.plain(inner) or inner

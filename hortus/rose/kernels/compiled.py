@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.machinery
-import logging
 import weakref
 from pathlib import Path
 
@@ -17,13 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hortus import native
 from hortus.rose.attention import Heads
 from hortus.rose.attention.relative import DistanceBias
 from hortus.rose.kernels import few as calls
 from hortus.rose.kernels.few import Few, LayerWeights
 from hortus.types import Int32
-
-log = logging.getLogger(__name__)
 
 MOST_TOKENS = 48
 """Most tokens of a step for which C is faster. Measured: docs/decisions/002-cpu-path.md."""
@@ -35,16 +32,8 @@ _ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """few.c, or None where it was not built or this processor cannot run it (x86 without AVX2)."""
-    names = [Path(__file__).with_name("_few" + suffix) for suffix in importlib.machinery.EXTENSION_SUFFIXES]
-    if (file := next((name for name in names if name.exists()), None)) is None:
-        log.info("the compiled path for short texts is not there: it is built at installation, with a C compiler")
-        return None
-    try:
-        found = ctypes.CDLL(str(file))
-    except OSError as e:
-        log.warning("the compiled path for short texts cannot be loaded: %s", e)
-        return None
-    if not found.hortus_few_runs_here():
+    found = native.load(Path(__file__).with_name("few.c"))
+    if found is None or not found.hortus_few_runs_here():
         return None
     pointer, number, real = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
     found.hortus_few_new.argtypes = [number] * 5 + [real] * 2 + [pointer]

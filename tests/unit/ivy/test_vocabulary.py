@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from hortus.errors import StartError
 from hortus.folder import ModelFolder
-from hortus.ivy import vocabulary
+from hortus.ivy import vocabulary, wordpiece
 from hortus.ivy.reading import Reader
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz0123456789.,!?-[]()'\"#", *(
@@ -35,15 +37,29 @@ def made(lowercase: bool = True, added: tuple[str, ...] = (), normalizer: str = 
     return inner
 
 
-TOKENIZERS = [made(), made(lowercase=False), made(added=("Fig", "café")), made(normalizer="several")]
+TOKENIZERS = [
+    made(),
+    made(lowercase=False),
+    made(added=("Fig", "café", "a b", "Z")),
+    made(normalizer="several"),
+    made(lowercase=False, added=("Fig", "0", "b.")),
+]
 READERS = [vocabulary.reader(inner) for inner in TOKENIZERS]
-TEXT = st.text(st.sampled_from("abcXYZ 09.,-[]'\t\n\r\x00\x0b\x1f\x7f\x85\u00a0é中e\u0301İ"), max_size=30) | st.text(
+TEXT = st.text(st.sampled_from("abcXYZ 09.,-_~[]'\t\n\r\x00\x0b\x1f\x7f\x85\u00a0é中e\u0301İ"), max_size=30) | st.text(
     max_size=20
 )
 
 
-def test_only_bert_s_normalising_is_left_out() -> None:
-    assert [type(r).__name__ for r in READERS] == ["_Plain", "_Plain", "_Plain", "Tokenizer"]
+@pytest.fixture
+def built() -> None:
+    if wordpiece._library(True) is None:
+        why = "wordpiece.c was not built: install again with a C compiler"
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(why)
+
+
+@pytest.mark.usefixtures("built")
+def test_only_what_c_does_is_read_by_it() -> None:
+    assert [type(r).__name__ for r in READERS] == ["WordPiece", "WordPiece", "WordPiece", "Tokenizer", "WordPiece"]
 
 
 @pytest.mark.parametrize("which", range(len(TOKENIZERS)))
@@ -57,10 +73,66 @@ def test_ids_are_the_tokenizer_s_own(which: int, texts: list[str], special: bool
     assert got == want
 
 
-def test_the_vocabulary_is_shared() -> None:
-    reader = READERS[0]
-    assert isinstance(reader, vocabulary._Plain)
-    assert json.loads(reader._bare.to_str())["model"]["vocab"] == json.loads(TOKENIZERS[0].to_str())["model"]["vocab"]
+def test_real_text_and_real_vocabulary(folder: ModelFolder) -> None:
+    """Sources, licences and prose, by paragraphs and whole: code has all of ASCII's marks, long words and none."""
+    inner = vocabulary.load(folder.transformer / "tokenizer.json")
+    ours = vocabulary.reader(inner)
+    places = [Path(wordpiece.__file__).parent, Path(json.__file__).parent, Path(__file__).parents[3] / "docs"]
+    files = [
+        file for place in places for file in sorted(place.glob("*.*")) if file.suffix in (".py", ".md", ".js", ".c")
+    ]
+    assert len(files) > 40
+    for file in files:
+        text = file.read_text(encoding="utf-8")
+        texts = [text, *text.split("\n\n"), text.replace("\n", " ").replace(" ", "")[:5000]]
+        got, want = ours.encode_batch_fast(texts), inner.encode_batch_fast(texts)
+        assert [e.ids for e in got] == [e.ids for e in want], file
+        assert [*map(len, got)] == [*map(len, want)]
+
+
+@pytest.mark.usefixtures("built")
+def test_a_tokenizer_that_does_more_is_left_alone() -> None:
+    def changed(**parts: object) -> tokenizers.Tokenizer:
+        return tokenizers.Tokenizer.from_str(json.dumps(json.loads(made().to_str()) | parts))
+
+    model = json.loads(made().to_str())["model"]
+    assert isinstance(vocabulary.reader(changed()), wordpiece.WordPiece)
+    for parts in (
+        {"pre_tokenizer": {"type": "Whitespace"}},
+        {"pre_tokenizer": None},
+        {"normalizer": None},
+        {"normalizer": json.loads(made().to_str())["normalizer"] | {"clean_text": False}},
+        {"model": model | {"max_input_chars_per_word": 1000}},
+    ):
+        assert isinstance(vocabulary.reader(changed(**parts)), tokenizers.Tokenizer), parts
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("most", [1, 5, 100, 256])
+@pytest.mark.parametrize("length", [1, 4, 5, 6, 99, 100, 101, 255, 256, 257, 5000])
+def test_long_words_and_unknown_ones(most: int, length: int) -> None:
+    whole = json.loads(made().to_str())
+    whole["model"]["max_input_chars_per_word"] = most
+    inner = tokenizers.Tokenizer.from_str(json.dumps(whole))
+    texts = [word * length + end for word in ("a", "the", "~", "_") for end in ("", "!", " b")]
+    ours = vocabulary.reader(inner)
+    assert isinstance(ours, wordpiece.WordPiece)
+    assert [e.ids for e in ours.encode_batch_fast(texts)] == [e.ids for e in inner.encode_batch_fast(texts)]
+
+
+def test_threads_share_a_reader(folder: ModelFolder) -> None:
+    inner = vocabulary.load(folder.transformer / "tokenizer.json")
+    ours = vocabulary.reader(inner)
+    texts = [["word " * i, "naïve", "[SEP]"] for i in range(0, 3000, 50)]  # by both ways: with the GIL and without it
+    want = [[e.ids for e in inner.encode_batch_fast(t)] for t in texts]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(3):
+            assert [[e.ids for e in found] for found in pool.map(ours.encode_batch_fast, texts)] == want
+
+
+def test_without_c_the_tokenizer_reads_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wordpiece, "_library", lambda holding: None)
+    assert isinstance(vocabulary.reader(made()), tokenizers.Tokenizer)
 
 
 def bert_folder(path: Path, settings: dict, *, lowercase: bool = True, kind: str = "bert") -> ModelFolder:
