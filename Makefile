@@ -47,11 +47,11 @@ $(VENV)/.venv:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.demo: $(VENV)/.venv pyproject.toml constraints.txt hortus/rose/kernels/few.c hortus/ivy/wordpiece.c
+$(VENV)/.demo: $(VENV)/.venv pyproject.toml constraints.txt $(wildcard hortus/*/*.c hortus/*/*/*.c)
 	$(PIP) -e '.[cpu,demo]'
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.venv pyproject.toml constraints.txt hortus/rose/kernels/few.c hortus/ivy/wordpiece.c
+$(VENV)/.dev: $(VENV)/.venv pyproject.toml constraints.txt $(wildcard hortus/*/*.c hortus/*/*/*.c)
 	$(PIP) -e '.[cpu,demo,dev]'
 	@touch $@ $(VENV)/.demo
 
