@@ -125,10 +125,6 @@ def _tensors(folder: Path, *, whole: bool) -> Iterator[tuple[str, Tensor]]:
     raise StartError(f"{folder}: no weights (model.safetensors, its index, or pytorch_model.bin)")
 
 
-_FORMATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""As a safetensors file names them; any other is not one that weights are served in."""
-
-
 def _safetensors(file: Path, whole: bool) -> Iterator[tuple[str, Tensor]]:
     from safetensors import SafetensorError, safe_open
 
@@ -139,8 +135,10 @@ def _safetensors(file: Path, whole: bool) -> Iterator[tuple[str, Tensor]]:
                     yield name, opened.get_tensor(name)
                 else:
                     part = opened.get_slice(name)
-                    form = _FORMATS.get(part.get_dtype(), torch.int8)
-                    yield name, torch.empty(part.get_shape(), dtype=form, device="meta")
+                    shape = part.get_shape()
+                    # A slice of nothing says the format by torch's name, so that a check decides as a start does.
+                    form = (part[:0] if shape else opened.get_tensor(name)).dtype
+                    yield name, torch.empty(shape, dtype=form, device="meta")
     except (SafetensorError, OSError, ValueError) as e:
         raise StartError(f"{file}: not a whole safetensors file ({e}); fetch it again") from None
 

@@ -63,6 +63,28 @@ def test_dense_modules_and_pickles(make_tiny: Any, tmp_path: Path, monkeypatch: 
     same(path, monkeypatch)
 
 
+FORMATS = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "uint8", "int64", "bool"]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+def test_a_check_takes_the_formats_that_a_start_takes(name: str, file: str, tmp_path: Path) -> None:
+    """A matrix and a scalar of each; what is refused is refused in the same words."""
+    form = getattr(torch, name)
+    state = {"a.weight": torch.ones(2, 3).to(form), "b": torch.ones(()).to(form)}
+    (save_file if file.endswith("tensors") else torch.save)(state, tmp_path / file)
+    told = []
+    for device in ("cpu", "meta"):
+        shapes: dict[str, tuple[int, ...]] = {"a.weight": (2, 3), "b": ()}
+        try:
+            read = loader.read_weights(tmp_path, shapes, device=torch.device(device), dtype=torch.float32)
+            told.append(" ".join(f"{k} {tuple(w.shape)} {w.dtype}" for k, w in read.items()))
+        except StartError as e:
+            told.append(str(e))
+    assert told[0] == told[1]
+    assert ("quantised" in told[0]) == ("float" not in name)
+
+
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     capsys.readouterr()
     status = cli.main(["models", *words])
