@@ -67,8 +67,10 @@ class Reader:
             )
         largest = max(self._inner.get_vocab(with_added_tokens=True).values(), default=0)
         self.vocab_size = int(folder.config.get("vocab_size", largest + 1)) if vocab_size is None else vocab_size
-        # Some tokenizers hold added tokens that the embedding table has no row for: only then are text's ids checked.
-        self._may_exceed = largest >= self.vocab_size
+        # Only where some special tokens have no embedding are text's ids checked.
+        self._may_exceed = largest >= self.vocab_size and not vocabulary.all_have_rows(
+            self._inner, self.vocab_size, self._file
+        )
         self._types = int(folder.config.get("type_vocab_size", 0)) > 1
         self._separator_text = vocabulary.token_text(settings.get("sep_token"))
         self.max_chars = max_chars

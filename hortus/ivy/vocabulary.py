@@ -100,6 +100,21 @@ def special_tokens(inner: tokenizers.Tokenizer, file: Path) -> tuple[int, int]:
     raise StartError(f"{file}: adds special tokens elsewhere than before and after the text, which cannot be truncated")
 
 
+def all_have_rows(inner: tokenizers.Tokenizer, rows: int, file: Path) -> bool:
+    """Whether every id has a row in an embedding table of `rows`. A special token may lack one (Gemma's, for images): only a text
+    that spells it cannot be served. StartError where a text of plain words, or what goes around each, would be without one.
+    """
+    added, around = inner.get_added_tokens_decoder(), {*inner.encode("").ids, *inner.encode("a", "a").ids}
+    over = sorted((i, token) for token, i in inner.get_vocab(with_added_tokens=True).items() if i >= rows)
+    for i, token in over:
+        if i in around or i not in added or not added[i].special:
+            raise StartError(
+                f"{file}: token {token!r} has id {i}, but the model's embedding table has {rows} rows (vocab_size of "
+                "config.json): this is not the model's own tokenizer, or tokens were added to it alone"
+            )
+    return not over
+
+
 def wants_lower_case(folder: ModelFolder) -> bool:
     files = [read_json(place / name) for place in (folder.transformer, folder.path) for name in ST_CONFIGS]
     return any(f.get("do_lower_case") is True for f in files)

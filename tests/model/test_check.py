@@ -63,7 +63,18 @@ def test_dense_modules_and_pickles(make_tiny: Any, tmp_path: Path, monkeypatch: 
     same(path, monkeypatch)
 
 
-FORMATS = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "uint8", "int64", "bool"]
+FORMATS = [
+    "float64",
+    "float32",
+    "float16",
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "int8",
+    "uint8",
+    "int64",
+    "bool",
+]
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -96,10 +96,39 @@ def test_without_special_tokens_an_empty_text_is_refused_by_index(folder, tmp_pa
     assert len(bare.encode(["one two three four five six"], truncate=CUT).ids) == 4
 
 
-def test_added_tokens_beyond_the_vocabulary_are_refused(folder):
-    small = Tokenizer(folder, vocab_size=103)
-    with pytest.raises(InvalidInput, match="input 1 "):
-        small.encode(["", "hello"])
+def _with_token(special, word="[IMAGE]"):
+    token = {"id": 30522, "content": word, "special": special, "normalized": False}
+    token |= {"single_word": False, "lstrip": False, "rstrip": False}
+    return lambda data: data["added_tokens"].append(token)
+
+
+def test_a_special_token_without_an_embedding_is_refused_where_a_text_spells_it(folder, tmp_path):
+    tokenizer = Tokenizer(_variant(folder, tmp_path, _with_token(True)))
+    with pytest.raises(InvalidInput, match="input 1 spells a special token that this model has no embedding for"):
+        tokenizer.encode(["", "a [IMAGE]"])
+    assert tokenizer.encode(["image"]).total_tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "rows", "told"),
+    [
+        (lambda data: None, 3000, "token '.+' has id 3000"),
+        (_with_token(False, "covid19"), 30522, "token 'covid19' has id 30522"),
+        (
+            lambda data: (
+                _with_token(True)(data),
+                data["post_processor"]["special_tokens"]["[SEP]"].update(ids=[30522], tokens=["[IMAGE]"]),
+            ),
+            30522,
+            r"token '\[IMAGE\]' has id 30522",
+        ),
+    ],
+)
+def test_a_tokenizer_of_another_model_is_refused_at_start(folder, tmp_path, change, rows, told):
+    other = _variant(folder, tmp_path, change)
+    told = rf"tokenizer.json: {told}, but the model's embedding table has {rows} rows \(vocab_size of config.json\)"
+    with pytest.raises(StartError, match=told):
+        Tokenizer(other, vocab_size=rows)
 
 
 def test_too_long_names_the_numbers_and_the_ways_out(tokenizer):
@@ -155,7 +184,7 @@ def test_folders_that_cannot_serve_are_start_errors(folder, tmp_path):
         Tokenizer(folder, max_tokens=2)
 
 
-async def test_sift_leaves_out_what_encode_would_refuse(folder):
+async def test_sift_leaves_out_what_encode_would_refuse(folder, tmp_path):
     tokenizer = Tokenizer(folder, max_tokens=8, max_chars=50)
     given = ["a", "b " * 9, "c", "d" * 51, "e"]
     batch, refused = await tokenizer.sift(given)
@@ -167,8 +196,8 @@ async def test_sift_leaves_out_what_encode_would_refuse(folder):
         assert str(e.value) == str(refused[i])
     assert len((await tokenizer.sift(given, truncate=Truncate(True)))[0]) == 5
     assert (await tokenizer.sift(["x " * 20]))[0].rows == 0
-    narrow = Tokenizer(folder, vocab_size=3000)
-    batch, refused = await narrow.sift(["a", "zoo"])
+    narrow = Tokenizer(_variant(folder, tmp_path, _with_token(True)))
+    batch, refused = await narrow.sift(["a", "[IMAGE]"])
     assert (len(batch), list(refused)) == (1, [1])
     assert (len((await narrow.sift([]))[0])) == 0
     tokenizer.close()
