@@ -58,7 +58,7 @@ class Family:
 
 
 @contextlib.contextmanager
-def family(where: Path, *flags: str, gateways: int = 2, replicas: int = 2, ready_s: float = 40) -> Iterator[Family]:
+def family(where: Path, *flags: str, gateways: int = 2, replicas: int = 2, ready_s: float = 120) -> Iterator[Family]:
     """Started and ready; every process of it is gone at the end, whatever happened."""
     log = where / "log"
     environ = {k: v for k, v in os.environ.items() if not k.startswith("HORTUS_")}
@@ -203,7 +203,7 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]
 
 async def get(port: int, path: str) -> tuple[int, bytes]:
     """One GET on a connection of its own."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET %b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" % path.encode())
         status, _, body = await read_answer(reader)

@@ -46,11 +46,11 @@ class Server:
             self.loop.call_soon_threadsafe(self.ends.set)
 
     def join(self) -> None:
-        self.thread.join(20)
+        self.thread.join(60)
         assert not self.thread.is_alive(), "the server did not end"
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=10)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
 
     def raw(self, data: bytes) -> tuple[int, bytes]:
         """(status, body) of the answer to raw bytes, on a connection of its own."""
@@ -124,7 +124,7 @@ def running(
     runner = threading.Thread(target=thread)
     runner.start()
     try:
-        assert up.wait(20)
+        assert up.wait(60)
         if "failure" in seen:
             raise seen["failure"]
         server = Server(seen["app"], engine, metrics, seen["port"], seen["loop"], seen["ends"], runner)
@@ -135,7 +135,7 @@ def running(
         if "loop" in seen and runner.is_alive():
             with contextlib.suppress(RuntimeError):
                 seen["loop"].call_soon_threadsafe(seen["ends"].set)
-        runner.join(20)
+        runner.join(60)
     assert not runner.is_alive(), "the server did not end"
     if "failure" in seen:
         raise seen["failure"]

@@ -43,7 +43,7 @@ def batch(*ids: int) -> TokenBatch:
     return TokenBatch.of([[i] * 3 for i in ids])
 
 
-async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = 60) -> None:
     """Wait for something seen from outside, with a deadline."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - what is waited for has no event

@@ -32,7 +32,7 @@ def started(*args: str) -> subprocess.Popen[str]:
 
 
 def ended(process: subprocess.Popen[str], status: int) -> str:
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=180)
     assert process.returncode == status, err
     return out
 
@@ -99,7 +99,7 @@ def test_a_signal_stops_it_and_it_goes_on(corpus: Path, whole: dict[str, bytes],
 
 def test_what_is_wrong_is_one_line(corpus: Path, tmp_path: Path):
     process = started(*command(corpus, tmp_path / "out", "--text", "body"))
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=180)
     assert process.returncode == 1
     assert err == f"hortus: {corpus}: no column 'body' (--text); it has id, text\n"
 

@@ -63,7 +63,7 @@ def kinds(tmp_path_factory):
     with contextlib.ExitStack() as open_:
         servers = [open_.enter_context(running(engine)) for engine in engines]
         servers.append(open_.enter_context(running(contextual, folder=pplx)))
-        yield [open_.enter_context(httpx.Client(base_url=s.url, timeout=30)) for s in servers]
+        yield [open_.enter_context(httpx.Client(base_url=s.url, timeout=120)) for s in servers]
 
 
 def alike(shown: object, got: object, where: str = "") -> None:
@@ -92,7 +92,7 @@ def test_every_curl_answers_as_shown(minilm, page, command, answer):
     assert set(options) <= {"-H", "-d"}
     name, _, value = options["-H"].partition(": ")
     body = options["-d"].encode()
-    reply = httpx.post(minilm.url + url.removeprefix(SHOWN), content=body, headers={name: value}, timeout=30)
+    reply = httpx.post(minilm.url + url.removeprefix(SHOWN), content=body, headers={name: value}, timeout=120)
     assert reply.status_code == 200, reply.text
     if answer:
         alike(json.loads(answer), reply.json())
@@ -141,7 +141,7 @@ def test_rerank(kinds, path):
 def test_the_error_shown(minilm):
     (shown,) = bodies("Errors")
     inputs = ["a", "b", "c", "word " * 400]
-    told = httpx.post(minilm.url + "/v1/embeddings", json={"model": "all-MiniLM-L6-v2", "input": inputs}, timeout=30)
+    told = httpx.post(minilm.url + "/v1/embeddings", json={"model": "all-MiniLM-L6-v2", "input": inputs}, timeout=120)
     assert told.status_code == 400
     got = told.json()["error"]
     begin = shown["error"].pop("message").removesuffix("...")

@@ -36,7 +36,7 @@ ROUTES = {
 
 @pytest.fixture(scope="module")
 def http(server):
-    with httpx.Client(base_url=server.url, timeout=30) as client:
+    with httpx.Client(base_url=server.url, timeout=120) as client:
         yield client
 
 
@@ -46,7 +46,7 @@ def bare(tmp_path_factory):
     folder = pplx_folder(tmp_path_factory.mktemp("bare"), name="mini")
     with (
         running(FakeEngine(name="mini", width=32, vocab_size=300, max_tokens=64), folder=folder) as server,
-        httpx.Client(base_url=server.url, timeout=30) as client,
+        httpx.Client(base_url=server.url, timeout=120) as client,
     ):
         yield client
 

@@ -41,7 +41,7 @@ def http(request, tmp_path_factory):
     folder = pplx_folder(tmp_path_factory.mktemp("m"), name="mini", contextual=request.param == "contextual")
     more = {"width": 24, **KINDS[request.param]}
     engine = FakeEngine(name="mini", vocab_size=300, max_tokens=64, **more)
-    with running(engine, folder=folder) as server, httpx.Client(base_url=server.url, timeout=30) as client:
+    with running(engine, folder=folder) as server, httpx.Client(base_url=server.url, timeout=120) as client:
         yield client
 
 

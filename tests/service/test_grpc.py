@@ -175,6 +175,7 @@ async def test_large_answers_pass(world: Garden):
     np.testing.assert_array_equal((await replicas.encode(many)).rows, rows_of(many))
 
 
+@timed
 async def test_a_gateway_that_does_not_read_holds_up_only_itself(world: Garden):
     tulip = await world.tulip()
     replicas = await world.replicas(tulip.address)
@@ -419,7 +420,7 @@ def pki(tmp_path_factory):
     where = tmp_path_factory.mktemp("pki")
 
     def run(*words: str) -> None:
-        subprocess.run(["openssl", *words], cwd=where, check=True, capture_output=True, timeout=30)
+        subprocess.run(["openssl", *words], cwd=where, check=True, capture_output=True, timeout=120)
 
     new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
     run("req", "-x509", *new, "-keyout", "ca.key", "-out", "ca.pem", "-days", "2", "-subj", "/CN=test")

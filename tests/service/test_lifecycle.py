@@ -38,7 +38,7 @@ def get(server, path: str) -> tuple[int, dict]:
     return status, json.loads(body)
 
 
-def until(condition, seconds: float = 10) -> None:
+def until(condition, seconds: float = 60) -> None:
     """Wait for something seen from outside, with a deadline."""
     end = time.monotonic() + seconds
     while not condition():
@@ -61,9 +61,9 @@ async def test_health_answers_while_the_model_loads():
         loading.set()
 
     task = asyncio.create_task(serve(app, app.config, started=load, stop=stop))
-    await asyncio.wait_for(loading.wait(), 10)
+    await asyncio.wait_for(loading.wait(), 60)
     stop.set()
-    await asyncio.wait_for(task, 10)
+    await asyncio.wait_for(task, 60)
     assert [r.status_code for r in seen] == [200, 503, 503]
     assert "loading" in seen[1].json()["error"]["message"]
 
@@ -74,7 +74,7 @@ async def test_a_load_that_fails_ends_the_server_with_its_error():
 
     app = App(IvyConfig(port=0), Metrics())
     with pytest.raises(StartError, match="no such model"):
-        await asyncio.wait_for(serve(app, app.config, started=load), 10)
+        await asyncio.wait_for(serve(app, app.config, started=load), 60)
 
 
 async def test_a_stop_during_the_load_cancels_it():
@@ -89,7 +89,7 @@ async def test_a_stop_during_the_load_cancels_it():
             raise
 
     app = App(IvyConfig(port=0), Metrics())
-    await asyncio.wait_for(serve(app, app.config, started=load, stop=stop), 10)
+    await asyncio.wait_for(serve(app, app.config, started=load, stop=stop), 60)
     assert cancelled
 
 
@@ -224,7 +224,7 @@ def test_drain_under_load_loses_nothing(run):
         for t in threads:
             t.start()
         for _ in range(40):
-            assert enough.acquire(timeout=10)
+            assert enough.acquire(timeout=60)
         server.stop()
         for t in threads:
             t.join(20)
@@ -295,7 +295,7 @@ def test_a_hang_up_reloads_templates_and_nothing_else(tmp_path):
         assert "old" in client.get("/info").json()["prompts"]
         file.write_text('[prompts]\nnew = "new "\n')
         process.send_signal(signal.SIGHUP)
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while "new" not in client.get("/info").json()["prompts"]:
             assert time.monotonic() < end
         assert client.post("/embed", json={"inputs": "a", "prompt_name": "new"}).status_code == 200
@@ -315,7 +315,7 @@ def test_signals_before_anything_is_imported(command, number):
         f"os.kill(os.getpid(), {int(number)})\n"
         "raise SystemExit('it goes on')\n"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=30).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 
 @pytest.mark.parametrize("flags", [(), ("--replicas", "1", "--gateways", "1")])

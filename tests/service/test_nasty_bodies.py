@@ -238,7 +238,7 @@ def test_a_client_that_stops_sending_in_the_middle_costs_nothing(run):
         for data in (b"", b"GE", b"GET /health HTTP/1.1\r\nx: y", post(GOOD)[:-5], b"\r\n\r\n"):
             with server.connect() as sock:
                 sock.sendall(data)
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while server.sample("hortus_requests_total", code="cancelled") < 1:
             assert time.monotonic() < end
             time.sleep(0.01)

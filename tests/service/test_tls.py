@@ -23,7 +23,7 @@ def pair(tmp_path_factory):
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
          "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "key.pem", "-out", "cert.pem"],
-        cwd=where, check=True, capture_output=True, timeout=30,
+        cwd=where, check=True, capture_output=True, timeout=120,
     )  # fmt: skip
     return str(where / "cert.pem"), str(where / "key.pem")
 
@@ -56,4 +56,4 @@ async def test_what_cannot_be_used_is_a_start_error(pair, tmp_path, which):
     }[which]
     config = IvyConfig(port=0, tls_cert=given[0], tls_key=given[1])
     with pytest.raises(StartError, match="--tls-cert"):
-        await asyncio.wait_for(serve(App(config, Metrics()), config), 20)
+        await asyncio.wait_for(serve(App(config, Metrics()), config), 60)

@@ -79,7 +79,7 @@ class Browser:
     def devtools(self, command: str, **params: Any) -> Any:
         return self._call("POST", "/goog/cdp/execute", cmd=command, params=params)
 
-    def until(self, script: str, *args: Any, seconds: float = 20) -> Any:
+    def until(self, script: str, *args: Any, seconds: float = 60) -> Any:
         """Wait until a script's expression is true; its value."""
         end = time.monotonic() + seconds
         while not (value := self.run(f"return {script}", *args)):
@@ -91,7 +91,7 @@ class Browser:
         """The text of an element as it is seen."""
         return self.run("return document.querySelector(arguments[0]).innerText", css)
 
-    def has_text(self, css: str, text: str, seconds: float = 20) -> None:
+    def has_text(self, css: str, text: str, seconds: float = 60) -> None:
         self.until("document.querySelector(arguments[0])?.innerText.includes(arguments[1])", css, text, seconds=seconds)
 
     def _element(self, css: str) -> str:

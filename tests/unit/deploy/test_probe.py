@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = tmp_path_factory.mktemp("tls")
 
     def openssl(*words: str) -> None:
-        subprocess.run(["openssl", *words], cwd=where, check=True, capture_output=True, timeout=30)
+        subprocess.run(["openssl", *words], cwd=where, check=True, capture_output=True, timeout=120)
 
     new = ("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
     openssl(*new, "-x509", "-days", "2", "-subj", "/CN=authority", "-keyout", "ca.key", "-out", "ca.crt")
