@@ -48,11 +48,13 @@ $(VENV)/.venv:
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.venv pyproject.toml constraints.txt $(wildcard hortus/*/*.c hortus/*/*/*.c)
-	$(PIP) -e '.[cpu,demo]'
+	@echo "installing into $(VENV): 1.5 GB, some minutes the first time"
+	@$(PIP) -e '.[cpu,demo]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.venv pyproject.toml constraints.txt $(wildcard hortus/*/*.c hortus/*/*/*.c)
-	$(PIP) -e '.[cpu,demo,dev]'
+	@echo "installing into $(VENV): 4 GB, some minutes the first time"
+	@$(PIP) -e '.[cpu,demo,dev]'
 	@touch $@ $(VENV)/.demo
 
 # Infinity wants older libraries than ours, so it lives by itself; on the same PyTorch, so that the servers are compared.
