@@ -116,7 +116,13 @@ def embed(inputs: Sequence[str], model: str | None, settings: Config) -> int:
 def job_of(inputs: Sequence[str], model: str | None, settings: Config) -> Job:
     """Looks at the inputs. StartError."""
     corpus = settings.corpus
-    files = listed(inputs, format=corpus.format)
+    store = Store(corpus.out) if corpus.out is not None else None
+
+    def ours(where: Any, path: str) -> bool:
+        name = store.name_of(where, path) if store is not None else None
+        return name is not None and manifest.is_written(name)
+
+    files = listed(inputs, format=corpus.format, ours=ours)
     columns = read.columns(files, text=corpus.text, id=corpus.id, keep=corpus.keep)
     with ThreadPoolExecutor(16) as pool:
         counts = tuple(pool.map(read.count, files))

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import gzip
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, BinaryIO, cast
 
 import fsspec
@@ -110,11 +111,14 @@ def file_system(url: str) -> tuple[Any, str]:
         raise StartError(f"{url}: {e}") from None
 
 
-def listed(inputs: Sequence[str], *, format: str = "auto") -> list[File]:
+def listed(
+    inputs: Sequence[str], *, format: str = "auto", ours: Callable[[Any, str], bool] = lambda where, path: False
+) -> list[File]:
     """The files that the inputs name: each input in the order given, the files of a glob or a folder by name.
 
     A folder stands for the files in it, at any depth, whose names say a format; names that begin with `.` or `_` are passed
-    over, as other readers of data sets do. A file named twice is read once. StartError: nothing there, or no format.
+    over, as other readers of data sets do. A file named twice is read once. ours: whether a path of a file system is one that
+    the run itself writes; a folder or glob passes such over. StartError: nothing there, no format, or one of ours by name.
     """
     found: dict[str, File] = {}
     for given in inputs:
@@ -123,7 +127,7 @@ def listed(inputs: Sequence[str], *, format: str = "auto") -> list[File]:
         scheme = "" if local else given.partition("://")[0] + "://"
         query = "?" + given.partition("?")[2] if not local and "?" in given.rpartition("/")[2] and scheme else ""
         try:
-            for name, info in _there(where, path, given):
+            for name, info in _there(where, path, given, partial(ours, where)):
                 # A local path as it was typed: relative ones stay so, and a corpus may move with its folder.
                 url = _as_typed(given, path, name) if local else scheme + name + query
                 found.setdefault(name if local else url, _file(url, name, info, format))
@@ -134,21 +138,23 @@ def listed(inputs: Sequence[str], *, format: str = "auto") -> list[File]:
     return list(found.values())
 
 
-def _there(where: Any, path: str, given: str) -> list[tuple[str, dict[str, Any]]]:
-    """(path, what the file system says of it) of the files that a path, folder or glob names."""
+def _there(where: Any, path: str, given: str, ours: Callable[[str], bool]) -> list[tuple[str, dict[str, Any]]]:
+    """(path, what the file system says of it) of the files that a path, folder or glob names, but for ours."""
     if any(c in path for c in "*?[") and not where.exists(path):
         hits = where.glob(path, detail=True)
-        files = {n: i for n, i in hits.items() if i["type"] == "file"}
+        files = {n: i for n, i in hits.items() if i["type"] == "file" and not ours(n)}
         if not files:
-            raise StartError(f"{given}: matches no file")
+            raise StartError(f"{given}: matches no file" + (" but what runs into --out write" if any(map(ours, hits)) else ""))
     elif where.isdir(path):
         hits = where.find(path, detail=True)
         inside = path.rstrip("/") + "/"
         files = {n: i for n, i in hits.items() if i["type"] == "file" and not _hidden(n.removeprefix(inside))}
-        files = {n: i for n, i in files.items() if kind_of(n)[0] is not None}
+        files = {n: i for n, i in files.items() if kind_of(n)[0] is not None and not ours(n)}
         if not files:
             raise StartError(f"{given}: a folder without files of a known kind ({', '.join(ENDINGS)})")
     elif where.isfile(path):
+        if ours(path):
+            raise StartError(f"{given}: is what a run into --out writes; give another --out")
         files = {path: where.info(path)}
     else:
         raise StartError(f"{given}: no such file")

@@ -11,6 +11,7 @@ Nothing in them tells of time or machine, so that a run that was killed and went
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from hortus.types import ModelInfo
 MANIFEST = "_manifest.json"
 PARTS, REJECTS = "_parts", "_rejects"
 _SHOWN = 3
+_WRITTEN = re.compile(r"_manifest\.json|_lock|part-\d{5,}-\d{5,}\.parquet|(_parts|_rejects)/part-.*|(.*/)?\..*\.\d+\.partial")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,11 @@ class Record:
     """No part of its unit comes after it."""
     engine: str
     """What made it, as engine_name says."""
+
+
+def is_written(name: str) -> bool:
+    """Whether a run leaves such a file in its folder, or has one there for a time. Pure."""
+    return _WRITTEN.fullmatch(name) is not None
 
 
 def fingerprint(folder: Path) -> str:

@@ -79,8 +79,9 @@ class Store:
             if self._local:
                 self._lock = os.open(self._path("_lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                for left in Path(self._root).glob("**/.*.partial"):  # of a run that was killed
-                    left.unlink()
+                for folder in ("", *folders):  # of a run that was killed
+                    for left in Path(self._path(folder)).glob(".*.[0-9]*.partial"):
+                        left.unlink()
         except BlockingIOError:
             raise StartError(f"--out {self.url}: another `hortus embed` is writing there") from None
         except OSError as e:
@@ -142,6 +143,14 @@ class Store:
     def remove(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(self._path(name))
+
+    def name_of(self, where: Any, path: str) -> str | None:
+        """What a path of the file system `where` is called in this folder; None when it is not in it."""
+        if type(where) is not type(self._fs) or getattr(where, "protocol", None) != getattr(self._fs, "protocol", None):
+            return None
+        root, path = (os.path.realpath(p) if self._local else p for p in (self._root, path))
+        inside = root.rstrip("/") + "/"
+        return path.removeprefix(inside) if path.startswith(inside) else None
 
     def _path(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}".rstrip("/") or "/"

@@ -305,3 +305,23 @@ def test_a_csv_that_names_a_column_twice_is_refused(tmp_path: Path):
     assert embed(tmp_path / "b.csv", tmp_path / "fine") == 0, "nobody asks for n"
     with pytest.raises(StartError, match="'n' more than once"):
         embed(tmp_path / "b.csv", tmp_path / "out", keep="n")
+
+
+@pytest.mark.parametrize(("given", "place"), [("in", "in/out"), ("in/**/*.*", "in"), ("in", ".")])
+def test_what_a_run_writes_is_never_its_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, place: str):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "real").symlink_to(tmp_path)
+    (tmp_path / "in" / "part-of-mine.jsonl").write_text("".join(f'{{"text": "{t}"}}\n' for t in texts(30)) + "no json\n")
+    out = tmp_path / place
+    assert embed(given, tmp_path / "real" / place, part_rows=10) == 3
+    before = everything(out)
+    (out / "part-00000-00001.parquet").unlink()
+    assert embed(given, out, part_rows=10) == 3, "goes on, by another name of the folder too"
+    assert everything(out) == before
+    assert [i["url"] for i in json.loads((out / "_manifest.json").read_bytes())["inputs"]] == ["in/part-of-mine.jsonl"]
+    with pytest.raises(StartError, match="is what a run into --out writes"):
+        embed(str(out / "part-00000-00000.parquet"), out)
+    with pytest.raises(StartError, match="but what runs into --out write"):
+        embed(f"{place}/*.parquet", out)
+    assert embed(str(out / "part-00000-00000.parquet"), tmp_path / "other", text="id") == 0, "another run may read them"
