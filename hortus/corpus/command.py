@@ -162,6 +162,8 @@ async def _stoppable(job: Job) -> int:
         return 128 + int(caught[0])
     except RequestError as e:
         raise StartError(e.message) from e
+    except OSError as e:  # of a database, or a disk that nobody here asked for
+        raise StartError(f"{e}; once that is mended, the same command goes on from the last part that is whole") from e
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)

@@ -144,7 +144,9 @@ def _there(where: Any, path: str, given: str, ours: Callable[[str], bool]) -> li
         hits = where.glob(path, detail=True)
         files = {n: i for n, i in hits.items() if i["type"] == "file" and not ours(n)}
         if not files:
-            raise StartError(f"{given}: matches no file" + (" but what runs into --out write" if any(map(ours, hits)) else ""))
+            raise StartError(
+                f"{given}: matches no file" + (" but what runs into --out write" if any(map(ours, hits)) else "")
+            )
     elif where.isdir(path):
         hits = where.find(path, detail=True)
         inside = path.rstrip("/") + "/"

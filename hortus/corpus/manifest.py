@@ -29,7 +29,9 @@ from hortus.types import ModelInfo
 MANIFEST = "_manifest.json"
 PARTS, REJECTS = "_parts", "_rejects"
 _SHOWN = 3
-_WRITTEN = re.compile(r"_manifest\.json|_lock|part-\d{5,}-\d{5,}\.parquet|(_parts|_rejects)/part-.*|(.*/)?\..*\.\d+\.partial")
+_WRITTEN = re.compile(
+    r"_manifest\.json|_lock|part-\d{5,}-\d{5,}\.parquet|(_parts|_rejects)/part-.*|(.*/)?\..*\.\d+\.partial"
+)
 
 
 @dataclass(frozen=True, slots=True)

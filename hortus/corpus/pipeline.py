@@ -26,6 +26,7 @@ from hortus.corpus.read import Columns
 from hortus.corpus.sinks import Sink
 from hortus.corpus.store import Store, Writing
 from hortus.corpus.vectors import Backend, Vectors
+from hortus.errors import StartError
 
 AHEAD = 3
 """Windows in memory: one that is written, one on the device, one read and tokenised behind it."""
@@ -77,13 +78,14 @@ class _Part:
 
     def __init__(self, store: Store, schema: pa.Schema, name: str, sink: Sink | None) -> None:
         self._store, self.name, self._sink = store, name, sink
-        self._open = contextlib.ExitStack()
         self._file: Writing | None = None
-        if sink is not None:
-            sink.begin(name)
-        else:
-            self._file = self._open.enter_context(store.create(name + ".parquet"))
-            self._writer = writer_of(self._file, schema)
+        with contextlib.ExitStack() as opening:
+            if sink is not None:
+                sink.begin(name)
+            else:
+                self._file = opening.enter_context(store.create(name + ".parquet"))
+                self._writer = writer_of(self._file, schema)
+            self._open = opening.pop_all()
         self._rejects: Writing | None = None
         self.rows_in = self.rows = self.rejected = self.tokens = 0
 
@@ -125,10 +127,10 @@ class _Part:
 
     def abandon(self) -> None:
         error = _AbandonedError()
-        with contextlib.suppress(OSError, pa.ArrowException):  # its last words go into a file that is thrown away
+        with contextlib.suppress(StartError, pa.ArrowException):  # its last words go into a file that is thrown away
             if self._file is not None:
                 self._writer.close()
-        with contextlib.suppress(_AbandonedError):
+        with contextlib.suppress(_AbandonedError, StartError):
             self._open.__exit__(_AbandonedError, error, None)
 
 

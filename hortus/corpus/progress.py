@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
+import os
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+log = logging.getLogger("hortus.corpus")
 
 EVERY_S = {"bar": 0.25, "json": 5.0}
 
@@ -58,8 +63,6 @@ class Progress:
 
     def end(self, event: str, **more: Any) -> None:
         """The last word: `done` or `stopped`."""
-        if self._how == "bar":
-            sys.stderr.write("\r\x1b[K")
         if self._how != "none":
             self._say({**self.state(event), **more})
         if self._how == "bar":
@@ -92,12 +95,22 @@ class Progress:
         return self._done_bytes / self._total_bytes if self._total_bytes else 0.0
 
     def _say(self, state: dict[str, Any]) -> None:
-        if self._how == "json":
-            self._out.write(json.dumps(state) + "\n")
-            self._out.flush()
-        else:
-            sys.stderr.write("\r\x1b[K" + line(state))
-            sys.stderr.flush()
+        try:
+            self._write(json.dumps(state) + "\n" if self._how == "json" else "\r\x1b[K" + line(state))
+        except OSError as e:  # a full disk, or a reader that has gone: the vectors are worth more than the telling
+            log.warning("progress is told no more: %s", e)
+            self._how = "none"
+
+    def _write(self, text: str) -> None:
+        stream = self._out if self._how == "json" else sys.stderr
+        try:
+            stream.write(text)
+            stream.flush()
+        except OSError:
+            # What stays in its buffer would be tried again at exit.
+            with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), stream.fileno())
+            raise
 
 
 def line(state: dict[str, Any]) -> str:

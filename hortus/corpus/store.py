@@ -1,12 +1,14 @@
 """The output folder: a file is there whole, or not at all.
 
 On a disk a file is written under another name, flushed to the disk and renamed; an object store shows an object only once it
-is whole. One run at a time writes into a folder on a disk. Does not know what the files hold.
+is whole. One run at a time writes into a folder on a disk. What cannot be written ends the run with one line. Does not know what
+the files hold.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -21,11 +23,25 @@ from hortus.corpus.files import file_system
 from hortus.errors import StartError
 
 
-class Writing:
-    """A file while it is written: a file object that counts and hashes."""
+@contextlib.contextmanager
+def _writing(where: str) -> Iterator[None]:
+    """What goes wrong inside ends the run, and no part is lost by it: StartError."""
+    try:
+        yield
+    except OSError as e:
+        full = e.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise StartError(
+            f"{where}: {'no room left' if full else f'cannot be written: {e}'}; once that is mended, the same command goes on "
+            "from the last part that is whole"
+        ) from e
 
-    def __init__(self, inner: BinaryIO) -> None:
-        self._inner = inner
+
+class Writing:
+    """A file while it is written: a file object that counts and hashes. StartError when it cannot be written."""
+
+    def __init__(self, inner: BinaryIO, where: str) -> None:
+        """where: the folder, for errors."""
+        self._inner, self._where = inner, where
         self._hash = hashlib.sha256()
         self.size = 0
         self.closed = False
@@ -33,7 +49,8 @@ class Writing:
     def write(self, data: bytes | memoryview) -> int:
         self._hash.update(data)
         n = memoryview(data).nbytes
-        self._inner.write(data)
+        with _writing(self._where):
+            self._inner.write(data)
         self.size += n
         return n
 
@@ -50,7 +67,8 @@ class Writing:
         return False
 
     def flush(self) -> None:
-        self._inner.flush()
+        with _writing(self._where):
+            self._inner.flush()
 
     def close(self) -> None:
         """Whoever writes Parquet closes its file; whether it is kept is decided elsewhere."""
@@ -94,20 +112,28 @@ class Store:
 
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[Writing]:
-        """A new file in place of the one of that name; nothing is there, or changed, when the block raises."""
-        path = self._path(name)
+        """A new file in place of the one of that name; nothing is there, or changed, when the block raises. StartError when it
+        cannot be written."""
+        where = f"--out {self.url}"
         if not self._local:
             # First here, then over in one go: a stream to an object store that is broken off may leave half an object.
-            with tempfile.NamedTemporaryFile() as raw:
-                yield Writing(cast(BinaryIO, raw))
+            here = f"{tempfile.gettempdir()} (TMPDIR), where parts for {where} are made"
+            with _writing(here), tempfile.NamedTemporaryFile() as raw:
+                yield Writing(cast(BinaryIO, raw), here)
                 raw.flush()
-                self._fs.put_file(raw.name, path)
+                with _writing(where):
+                    self._fs.put_file(raw.name, self._path(name))
             return
+        with _writing(where), self._created(self._path(name)) as raw:
+            yield Writing(raw, where)
+
+    @contextlib.contextmanager
+    def _created(self, path: str) -> Iterator[BinaryIO]:
         folder, base = os.path.split(path)
         partial = os.path.join(folder, f".{base}.{os.getpid()}.partial")
         try:
             with open(partial, "wb") as raw:
-                yield Writing(raw)
+                yield raw
                 raw.flush()
                 os.fsync(raw.fileno())
             os.replace(partial, path)

@@ -312,7 +312,9 @@ def test_what_a_run_writes_is_never_its_input(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in").mkdir()
     (tmp_path / "real").symlink_to(tmp_path)
-    (tmp_path / "in" / "part-of-mine.jsonl").write_text("".join(f'{{"text": "{t}"}}\n' for t in texts(30)) + "no json\n")
+    (tmp_path / "in" / "part-of-mine.jsonl").write_text(
+        "".join(f'{{"text": "{t}"}}\n' for t in texts(30)) + "no json\n"
+    )
     out = tmp_path / place
     assert embed(given, tmp_path / "real" / place, part_rows=10) == 3
     before = everything(out)
