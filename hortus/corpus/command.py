@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,9 @@ from hortus.local import open_local
 log = logging.getLogger("hortus.corpus")
 
 REJECTED = 3
+# Besides all of ROSE's, what of `hortus embed`'s flags is for an engine in this process alone.
+_ENGINE_TULIP = ("max_batch_tokens", "step_timeout_s", "fake_delay_ms")
+_ENGINE_IVY = ("max_input_chars", "templates", "int8_ranges", "tokenize_threads")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,11 @@ def embed(inputs: Sequence[str], model: str | None, settings: Config) -> int:
         raise StartError("`hortus embed` needs --model (a folder, a hub id, or `demo`) or --server")
     if model is not None and settings.corpus.server is not None:
         raise StartError("--model and --server: give one; servers have their model")
+    if settings.corpus.server is not None and (idle := without_engine(settings)):
+        raise StartError(
+            f"{', '.join(idle)}: nothing here for {'them' if len(idle) > 1 else 'it'} to set with --server: a server has its "
+            "engine, and was started with flags of its own"
+        )
     if settings.corpus.ray is not None and settings.corpus.server is not None:
         raise StartError("--ray and --server: give one; a server's machines are its own")
     if settings.corpus.ray is not None and settings.corpus.into is not None:
@@ -111,6 +119,18 @@ def embed(inputs: Sequence[str], model: str | None, settings: Config) -> int:
         raise StartError("--actors means nothing without --ray")
     with asyncio.Runner() as runner:
         return runner.run(_stoppable(job_of(inputs, model, settings)))
+
+
+def without_engine(settings: Config) -> list[str]:
+    """The flags that were set although they mean nothing to a run over servers. Pure."""
+    named = {"rose": [f.name for f in fields(settings.rose)], "tulip": _ENGINE_TULIP, "ivy": _ENGINE_IVY}
+    unset = Config()
+    return [
+        "--" + name.replace("_", "-")
+        for section, names in named.items()
+        for name in names
+        if getattr(getattr(settings, section), name) != getattr(getattr(unset, section), name)
+    ]
 
 
 def job_of(inputs: Sequence[str], model: str | None, settings: Config) -> Job:

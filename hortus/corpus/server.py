@@ -2,7 +2,8 @@
 
 A window is sorted by length and cut into requests, a few outstanding a server. A server that is busy, starting or gone rests for
 a while and its request goes to another; a text that a server refuses is told, and the others of its request are sent again.
-Only when no server has answered anything for PATIENCE_S does the run end. Does not know files, rows or columns.
+Only when no server has answered anything for PATIENCE_S does the run end; one that does not answer at the start is left out of
+it. Does not know files, rows or columns.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import base64
 import contextlib
 import http.client
+import logging
 import re
 import socket
 import threading
@@ -29,6 +31,8 @@ from hortus.corpus.vectors import TYPES, Vectors, Wish, only_text, stored_values
 from hortus.errors import EngineError, InvalidInput, NonFinite, NotReady, RequestError, StartError, TooLong
 from hortus.ivy.split import cut
 
+log = logging.getLogger("hortus.corpus")
+
 OUTSTANDING = 4
 """Requests a server at once: enough that its queue is never empty."""
 REQUEST_CHARS = 64 * 1024
@@ -40,6 +44,8 @@ REST_S = (0.2, 10.0)
 """First and longest rest of a server that did not take a request."""
 ANSWER_S = 120.0
 """How long an answer may take: longer than a server's own --timeout-s."""
+CONNECT_S = 10.0
+"""How long a connection may take, and the answer to what a server is: a machine that is off says nothing at all."""
 FORMATS = {
     "float32": "base64",
     "float16": "base64",
@@ -95,10 +101,13 @@ class Connections:
             connection, fresh = kept.get(url), False
             if connection is None:
                 kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-                connection, fresh = kind(parts.hostname or "", parts.port, timeout=ANSWER_S), True
+                connection, fresh = kind(parts.hostname or "", parts.port, timeout=CONNECT_S), True
                 kept[url] = connection
                 self._all.add(connection)
             try:
+                if connection.sock is None:
+                    connection.connect()
+                connection.sock.settimeout(CONNECT_S if method == "GET" else ANSWER_S)
                 connection.request(method, parts.path.rstrip("/") + path, body, headers)
                 answer = connection.getresponse()
                 raw = answer.read()
@@ -156,18 +165,28 @@ class Servers:
         self._dimensions = 0
 
     async def open(self) -> None:
-        """Ask every server what it is. StartError: one is not there, or they differ."""
-        told = []
-        for server in self._servers:
-            try:
-                reply = await self._ask(server, "GET", "/info")
-            except OSError as e:
-                raise StartError(f"--server {e}") from None
-            if reply.status != 200:
+        """Ask every server what it is, and go on with those that answer. StartError: none does, one refuses, or they differ."""
+        replies = await asyncio.gather(*(self._ask(s, "GET", "/info") for s in self._servers), return_exceptions=True)
+        there: list[tuple[Server, dict[str, Any]]] = []
+        away: list[str] = []
+        for server, reply in zip(self._servers, replies, strict=True):
+            if isinstance(reply, OSError):
+                away.append(str(reply))
+            elif isinstance(reply, BaseException):
+                raise reply
+            elif reply.status in (429, 502, 503, 504):  # busy, or not up
+                away.append(f"{server.url}: {_error(reply).message}")
+            elif reply.status != 200:
                 raise StartError(f"--server {server.url}: {_error(reply).message}")
-            told.append(reply.body)
-        self.info = told[0]
-        for server, info in zip(self._servers, told, strict=True):
+            else:
+                there.append((server, reply.body))
+        if not there:
+            raise StartError("--server " + "; ".join(away))
+        for why in away:
+            log.warning("going on without a server that does not answer: %s", why)
+        self._servers = [server for server, _ in there]
+        self.info = there[0][1]
+        for server, info in there:
             if _model(info) != _model(self.info):
                 raise StartError(
                     f"--server {server.url} has {_model(info)}, {self._servers[0].url} {_model(self.info)}: not the same model"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import socket
 import threading
 import time
 from pathlib import Path
@@ -12,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from gateway_server import running
 
-from hortus import config
+from hortus import cli, config
 from hortus.config import TulipConfig
 from hortus.corpus import command, server
 from hortus.errors import StartError
@@ -120,6 +122,50 @@ def test_no_server_for_long_ends_the_run(corpus: Path, tmp_path: Path, monkeypat
         monkeypatch.setattr(FakeEngine, "step", taken)
     with running(engine()) as again:
         assert embed(corpus, tmp_path / "out", again.url) == 3
+
+
+def test_a_server_that_is_not_there_at_the_start_is_left_out(
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    with running(engine()) as one:
+        assert embed(corpus, tmp_path / "out", "http://127.0.0.1:9", one.url) == 3
+    said = [r.getMessage() for r in caplog.records if "does not answer" in r.getMessage()]
+    assert len(said) == 1
+    assert "http://127.0.0.1:9: ConnectionRefusedError" in said[0]
+    assert len(rows(tmp_path / "out")[0]) == len(TEXTS) - 3
+
+
+def test_servers_of_which_none_answers_are_all_told(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(server, "CONNECT_S", 0.3)
+    with socket.create_server(
+        ("127.0.0.1", 0)
+    ) as mute:  # takes connections, as a stopped process does, and says nothing
+        silent = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        with pytest.raises(StartError, match=rf"--server http://127\.0\.0\.1:9: Conn.*; {silent}: TimeoutError"):
+            embed(corpus, tmp_path / "out", "http://127.0.0.1:9", silent)
+
+
+def test_flags_of_an_engine_are_refused_by_name(tmp_path: Path):
+    flags = {
+        "out": str(tmp_path),
+        "server": "http://127.0.0.1:9",
+        "dtype": "float16",
+        "threads": 2,
+        "fake_delay_ms": 0.0,
+    }
+    with pytest.raises(
+        StartError, match="--dtype, --threads, --fake-delay-ms: nothing here for them to set with --server"
+    ):
+        command.embed(["in.txt"], None, config.load(flags=flags))
+    taken = {f"--{w.replace('_', '-')}" for w in ("auto_truncate", "log_level")}
+    ivy_and_tulip = {
+        "--" + f.name.replace("_", "-")
+        for section, cls in config.SECTIONS.items()
+        for f in dataclasses.fields(cls)
+        if section in ("ivy", "tulip") and cli.takes("embed", section, f.name)
+    }
+    named = {"--" + name.replace("_", "-") for name in command._ENGINE_IVY + command._ENGINE_TULIP}
+    assert ivy_and_tulip == named | taken, "every flag of `hortus embed` is for one or the other"
 
 
 def test_what_cannot_start_says_why(corpus: Path, tmp_path: Path):

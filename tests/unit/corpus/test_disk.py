@@ -1,4 +1,4 @@
-"""A disk that is full: one line, nothing torn, and the same command goes on. Wherever it happens: parts, rejects, records, manifest."""
+"""A disk that is full: one line, nothing torn, and the same command goes on. In parts, rejects, records, manifest."""
 
 from __future__ import annotations
 
