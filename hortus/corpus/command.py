@@ -224,7 +224,8 @@ async def _here(job: Job, store: Store, done: list[Record], closing: AsyncExitSt
     progress = job.progress(done, lambda: backend.busy_s)
     parts = Parts(store, schema, job.columns, engine, sink)
     try:
-        await run(job.windows(done), backend, parts, progress, done.append)
+        async with progress.telling():
+            await run(job.windows(done), backend, parts, progress, done.append)
     except BaseException:
         progress.end("stopped")
         raise
@@ -261,20 +262,21 @@ async def _on_cluster(
     engine = done[0].engine if done else None
     found = cluster.results(pickle.dumps(job), tasks, engine, actors=actors, gpus=gpus, cores=cores)
     try:
-        while (result := await asyncio.to_thread(next, found, None)) is not None:
-            busy_s += result[1]
-            for record in result[0]:
-                if record.name not in there:  # a task that was run twice tells twice
-                    there.add(record.name)
-                    done.append(record)
-                    size = sum(f.size for f in job.units[record.unit].files) if record.ends_unit else 0
-                    progress.add(
-                        rows=record.rows_in - record.rejected,
-                        rejected=record.rejected,
-                        tokens=record.tokens,
-                        bytes=size,
-                    )
-            manifest.same_engine(store, done, done[0].engine)
+        async with progress.telling():
+            while (result := await asyncio.to_thread(next, found, None)) is not None:
+                busy_s += result[1]
+                for record in result[0]:
+                    if record.name not in there:  # a task that was run twice tells twice
+                        there.add(record.name)
+                        done.append(record)
+                        size = sum(f.size for f in job.units[record.unit].files) if record.ends_unit else 0
+                        progress.add(
+                            rows=record.rows_in - record.rejected,
+                            rejected=record.rejected,
+                            tokens=record.tokens,
+                            bytes=size,
+                        )
+                manifest.same_engine(store, done, done[0].engine)
     except BaseException:
         progress.end("stopped")
         raise

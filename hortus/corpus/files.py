@@ -62,16 +62,23 @@ class Stream(io.BufferedReader):
 
     def __init__(self, file: BinaryIO, compression: str | None) -> None:
         self._file = _Counted(file)
-        inner: Any = self._file
+        self._packed: io.BufferedReader | None = None
+        self._unpacked = self._file
         if compression is not None:
-            packed = io.BufferedReader(self._file, _BUFFER)
-            inner = gzip.GzipFile(fileobj=packed) if compression == "gzip" else pa.CompressedInputStream(packed, "zstd")
-        super().__init__(inner, _BUFFER)
+            packed = self._packed = io.BufferedReader(self._file, _BUFFER)
+            plain: Any = (
+                gzip.GzipFile(fileobj=packed) if compression == "gzip" else pa.CompressedInputStream(packed, "zstd")
+            )
+            self._unpacked = _Counted(plain)
+        super().__init__(self._unpacked, _BUFFER)
 
     @property
-    def taken(self) -> int:
-        """Bytes of the file itself, as it is stored, that have been read."""
-        return self._file.taken
+    def taken(self) -> float:
+        """Bytes of the file itself, as it is stored, that what has been given out took; of a compressed one about."""
+        given = self.tell()
+        if self._packed is None:
+            return float(given)
+        return self._packed.tell() * given / max(self._unpacked.tell(), 1)
 
     def close(self) -> None:
         super().close()
@@ -79,10 +86,13 @@ class Stream(io.BufferedReader):
 
 
 class _Counted(io.RawIOBase):
-    """A file, and how much of it has been read."""
+    """A file, and how much of it has been read: buffers over it then know how much of that they have given out."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._inner, self.taken = file, 0
+        self._inner, self._taken = file, 0
+
+    def tell(self) -> int:
+        return self._taken
 
     def readable(self) -> bool:
         return True
@@ -90,7 +100,7 @@ class _Counted(io.RawIOBase):
     def readinto(self, into: Any) -> int:
         data = self._inner.read(len(into))
         into[: len(data)] = data
-        self.taken += len(data)
+        self._taken += len(data)
         return len(data)
 
     def close(self) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,15 +52,35 @@ class Progress:
         self._begun = self._told = clock()
         self.counts = Counts()
 
-    def add(self, *, rows: int, rejected: int, tokens: int, bytes: float, skipped: int = 0) -> None:
+    def add(self, *, rows: int, rejected: int, tokens: int, bytes: float, skipped: float = 0.0) -> None:
         """A window is done. skipped: bytes before it that an earlier run has done."""
         self._done_bytes += skipped
         c = self.counts
         c.rows, c.rejected, c.tokens, c.bytes = c.rows + rows, c.rejected + rejected, c.tokens + tokens, c.bytes + bytes
+        self.tell()
+
+    def tell(self) -> None:
+        """Say how far it is, where that was last said long enough ago."""
         now = self._clock()
         if self._how != "none" and now - self._told >= EVERY_S[self._how]:
             self._told = now
             self._say(self.state("progress"))
+
+    @contextlib.asynccontextmanager
+    async def telling(self) -> AsyncIterator[None]:
+        """Inside, it is said also while no window is done: the first one may take minutes."""
+
+        async def now_and_then() -> None:
+            while self._how != "none":
+                await asyncio.sleep(EVERY_S[self._how])
+                self.tell()
+
+        task = asyncio.create_task(now_and_then())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
 
     def end(self, event: str, **more: Any) -> None:
         """The last word: `done` or `stopped`."""
@@ -74,6 +95,8 @@ class Progress:
         share = (self._done_bytes + c.bytes) / self._total_bytes if self._total_bytes else 1.0
         if self._total_rows:
             share = (self._done_rows + c.rows + c.rejected) / self._total_rows
+        if event == "done":
+            share = 1.0  # also where the last of a file held no rows
         left = max(1.0 - share, 0.0)
         speed = (share - (self._done_rows / self._total_rows if self._total_rows else self._first_share())) / seconds
         busy = self._busy_s()

@@ -56,7 +56,7 @@ class Block:
     """[rows] the kept columns, without a made-up id."""
     bytes: float = 0.0
     """Of the file, what these rows take: for progress."""
-    skipped: int = 0
+    skipped: float = 0.0
     """Of the file, what was passed over before these rows."""
 
     def __len__(self) -> int:
@@ -64,7 +64,7 @@ class Block:
 
     def slice(self, lo: int, hi: int) -> Block:
         share = self.bytes * (hi - lo) / max(len(self), 1)
-        skipped = 0 if lo else self.skipped
+        skipped = 0.0 if lo else self.skipped
         return Block(self.file, self.first + lo, self.texts[lo:hi], self.kept.slice(lo, hi - lo), share, skipped)
 
 
@@ -262,17 +262,17 @@ def _from_lines(file: File, f: BinaryIO, columns: Columns, skip: int) -> Iterato
     if skip:
         next(itertools.islice(rows, skip - 1, skip), None)
     at = skip
-    told = passed = _taken(f) if skip else 0
+    told = passed = _taken(f) if skip else 0.0
     while some := list(itertools.islice(rows, BLOCK_ROWS)):
         texts = [text for text, _ in some]
         kept = _table([row for _, row in some], texts, columns)
-        here = _taken(f)
-        yield Block(file, at, texts, kept, float(here - told), passed)
-        at, told, passed = at + len(some), here, 0
+        here = max(_taken(f), told)
+        yield Block(file, at, texts, kept, here - told, passed)
+        at, told, passed = at + len(some), here, 0.0
 
 
-def _taken(f: BinaryIO) -> int:
-    return f.taken if isinstance(f, Stream) else 0
+def _taken(f: BinaryIO) -> float:
+    return f.taken if isinstance(f, Stream) else 0.0
 
 
 def _lines(f: BinaryIO) -> Iterator[bytes]:
