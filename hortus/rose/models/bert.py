@@ -6,23 +6,30 @@ data: the names of the tensors, where positions start, whether there are segment
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 from hortus.rose.attention import Bias
 from hortus.rose.attention.relative import learned
-from hortus.rose.models import Step, Weights, jina_bert
-from hortus.rose.models.encoder import family, vocabulary
+from hortus.rose.models import Weights, jina_bert
+from hortus.rose.models.encoder import family
 from hortus.rose.models.encoder_spec import EncoderSpec, Names
-from hortus.rose.models.reading import Config
+from hortus.rose.models.reading import Config, read_encoder
 
-BERT = Names(
-    qkv=("attention.self.query", "attention.self.key", "attention.self.value"),
-    out="attention.output.dense",
-    attention_norm=("attention.output.LayerNorm",),
-    up=("intermediate.dense",),
-    down="output.dense",
-    mlp_norm="output.LayerNorm",
+ROBERTA = Names(
+    pooler="classifier.dense",
+    last="classifier.out_proj",
+    masked="lm_head.dense",
+    masked_norm="lm_head.layer_norm",
+    decoder="lm_head.decoder",
+    decoder_bias="lm_head.bias",
+)
+MPNET = dataclasses.replace(
+    ROBERTA,
+    qkv=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
+    out="attention.attn.o",
+    attention_norm=("attention.LayerNorm",),
 )
 DISTILBERT = Names(
     layer="transformer.layer.",
@@ -32,15 +39,20 @@ DISTILBERT = Names(
     up=("ffn.lin1",),
     down="ffn.lin2",
     mlp_norm="output_layer_norm",
+    pooler="pre_classifier",
+    masked="vocab_transform",
+    masked_norm="vocab_layer_norm",
+    decoder="vocab_projector",
+    decoder_bias="vocab_projector.bias",
 )
-MPNET = Names(
-    qkv=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
-    out="attention.attn.o",
-    attention_norm=("attention.LayerNorm",),
-    up=("intermediate.dense",),
-    down="output.dense",
-    mlp_norm="output.LayerNorm",
-)
+_NAMES = {"bert": Names(), "distilbert": DISTILBERT, "mpnet": MPNET}
+"""By model_type; all others': RoBERTa's."""
+_DISTILBERT_KEYS = {
+    "hidden_size": "dim",
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "intermediate_size": "hidden_dim",
+}
 
 _BUCKETS = 32
 """MPNet's code divides distances into so many, whatever its config.json says."""
@@ -63,57 +75,28 @@ def spec_from_config(config: dict[str, Any]) -> EncoderSpec:
     """config.json -> EncoderSpec; StartError names the key at fault. Defaults are transformers'."""
     if jina_bert.is_one(config):
         return jina_bert.spec_from_config(config)
-    read = Config(config)
-    kind, distil, mpnet = read.kind, read.kind == "distilbert", read.kind == "mpnet"
+    distil, mpnet = config.get("model_type") == "distilbert", config.get("model_type") == "mpnet"
+    read = Config(config, _DISTILBERT_KEYS if distil else {})
     read.only({"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False})
     if mpnet:
         read.only({"relative_attention_num_buckets": _BUCKETS})
-    hidden = read.whole("dim" if distil else "hidden_size")
     # Row 0 is the first token's, or the one after padding's (MPNet's code says 2, whatever padding is).
-    first = 2 if mpnet else 0 if kind in ("bert", "distilbert") else read.whole("pad_token_id", 1, least=0) + 1
-    eps = 1e-12 if distil else float(config.get("layer_norm_eps", 1e-12))
-    act = read.activation("activation" if distil else "hidden_act")
-    names = {"distilbert": DISTILBERT, "mpnet": MPNET}.get(kind, BERT)
-
-    def square(name: str, activation: str, norm: str | None = None) -> Step:
-        return Step(name=name, inputs=hidden, outputs=hidden, activation=activation, norm=norm, eps=eps)
-
-    # Where the heads keep their matrices: a classifier's two, and the vocabulary's matrix, norm, decoder and bias.
-    if kind == "bert":
-        pooler, last, at = square("pooler.dense", "tanh"), "classifier", "cls.predictions."
-        step, decoder, bias = (
-            square(at + "transform.dense", act, at + "transform.LayerNorm"),
-            at + "decoder",
-            at + "bias",
-        )
-    elif distil:
-        pooler, last = square("pre_classifier", "relu"), "classifier"
-        step, decoder = square("vocab_transform", act, "vocab_layer_norm"), "vocab_projector"
-        bias = decoder + ".bias"
-    else:
-        pooler, last = square("classifier.dense", "tanh"), "classifier.out_proj"
-        step, decoder = (
-            square("lm_head.dense", "gelu", "lm_head.layer_norm"),
-            "lm_head.decoder",
-        )  # whatever hidden_act is
-        bias = "lm_head.bias"
-    return EncoderSpec(
-        model_type=kind,
-        names=names,
-        hidden=hidden,
-        layers=read.whole("n_layers" if distil else "num_hidden_layers", least=0),
-        intermediate=read.whole("hidden_dim" if distil else "intermediate_size"),
-        vocab=read.whole("vocab_size"),
-        heads=read.heads(hidden, read.whole("n_heads" if distil else "num_attention_heads")),
-        eps=eps,
-        activation=act,
+    plain = read.kind in ("bert", "distilbert")
+    first = 2 if mpnet else 0 if plain else read.whole("pad_token_id", 1, least=0) + 1
+    spec = read_encoder(
+        read,
+        _NAMES.get(read.kind, ROBERTA),
+        eps=1e-12 if distil else read.number("layer_norm_eps", 1e-12),
+        activation=read.activation("activation" if distil else "hidden_act"),
+        masked=None if plain else "gelu",  # whatever hidden_act is
+        pooler="relu" if distil else "tanh",
+    )
+    return dataclasses.replace(
+        spec,
         positions=read.whole("max_position_embeddings", 512, least=first + 1) - first,
         first_position=first,
-        segments=0 if distil or mpnet else read.whole("type_vocab_size", 2, least=0),
+        segments=0 if distil or mpnet else spec.segments,
         scores=LearnedByDistance() if mpnet else None,
-        classifier=(pooler,),
-        last=last,
-        vocabulary=vocabulary(step, names.word, decoder, bias, tied=read.flag("tie_word_embeddings", True)),
     )
 
 

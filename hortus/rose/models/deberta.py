@@ -16,19 +16,19 @@ from torch import Tensor
 
 from hortus.rose.attention import Bias
 from hortus.rose.attention.disentangled import DisentangledBias, buckets
-from hortus.rose.models import Step, Weights
-from hortus.rose.models.encoder import family, vocabulary
+from hortus.rose.models import Weights
+from hortus.rose.models.encoder import family
 from hortus.rose.models.encoder_spec import EncoderSpec, Names
-from hortus.rose.models.reading import Config
+from hortus.rose.models.reading import Config, read_encoder
 
-NAMES = Names(
-    qkv=("attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj"),
-    out="attention.output.dense",
-    attention_norm=("attention.output.LayerNorm",),
-    up=("intermediate.dense",),
-    down="output.dense",
-    mlp_norm="output.LayerNorm",
+NAMES = Names(qkv=("attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj"))
+NEWER = dataclasses.replace(
+    NAMES,
+    masked="lm_predictions.lm_head.dense",
+    masked_norm="lm_predictions.lm_head.LayerNorm",
+    decoder_bias="lm_predictions.lm_head.bias",
 )
+"""Where config.json says that `legacy` is false: the decoder is the word embeddings."""
 _TABLE, _NORM = "encoder.rel_embeddings", "encoder.LayerNorm"
 
 
@@ -85,7 +85,7 @@ class Disentangled:
 def spec_from_config(config: dict[str, Any]) -> EncoderSpec:
     """config.json -> EncoderSpec; StartError names the key at fault. Defaults are transformers'."""
     read = Config(config)
-    hidden, eps = read.whole("hidden_size"), float(config.get("layer_norm_eps", 1e-7))
+    hidden = read.whole("hidden_size")
     read.only(
         {
             "conv_kernel_size": 0,
@@ -100,41 +100,28 @@ def spec_from_config(config: dict[str, Any]) -> EncoderSpec:
     terms = tuple(t.strip() for t in (said.lower().split("|") if isinstance(said, str) else said))
     if not terms or not set(terms) <= {"c2p", "p2c"}:
         raise read.wrong(f"pos_att_type {said!r} is not supported; supported: c2p, p2c, or both")
-    heads = read.heads(hidden, read.whole("num_attention_heads"))
-    heads = dataclasses.replace(heads, scaled=1 / math.sqrt(heads.head_dim * (1 + len(set(terms)))))
-    positions = read.whole("max_position_embeddings", 512)
-    furthest, count = config.get("max_relative_positions", -1), config.get("position_buckets", -1)
-    how = read.one_of("norm_rel_ebd", "none", ("none", "layer_norm"))
-    act = read.activation("hidden_act")
-    square = Step(name="pooler.dense", inputs=hidden, outputs=hidden, activation=read.activation("pooler_hidden_act"))
-    if read.flag("legacy", True):
-        at, decoder, bias = "cls.predictions.transform.", "cls.predictions.decoder", "cls.predictions.bias"
-    else:
-        at, decoder, bias = "lm_predictions.lm_head.", NAMES.word, "lm_predictions.lm_head.bias"
-    tied = read.flag("tie_word_embeddings", True) or not read.flag("legacy", True)
-    step = Step(name=at + "dense", inputs=hidden, outputs=hidden, activation=act, norm=at + "LayerNorm", eps=eps)
-    return EncoderSpec(
-        model_type=read.kind,
-        names=NAMES,
-        hidden=hidden,
-        layers=read.whole("num_hidden_layers", least=0),
-        intermediate=read.whole("intermediate_size"),
-        vocab=read.whole("vocab_size"),
-        heads=heads,
-        eps=eps,
-        activation=act,
-        positions=positions,
+    legacy = read.flag("legacy", True)
+    spec = read_encoder(
+        read,
+        NAMES if legacy else NEWER,
+        eps=read.number("layer_norm_eps", 1e-7),
+        activation=read.activation("hidden_act"),
+        pooler=read.activation("pooler_hidden_act"),
+        segments=0,
+        tied=None if legacy else True,
+    )
+    furthest, count = (read.whole(key, -1, least=-1) for key in ("max_relative_positions", "position_buckets"))
+    return dataclasses.replace(
+        spec,
+        heads=dataclasses.replace(spec.heads, scaled=1 / math.sqrt(spec.heads.head_dim * (1 + len(set(terms))))),
         first_position=0 if read.flag("position_biased_input", True) else None,
-        segments=read.whole("type_vocab_size", 0, least=0),
         scores=Disentangled(
             terms=terms,
             shared=read.flag("share_att_key", False),
-            normed=how == "layer_norm",
-            count=max(int(count), 0),
-            furthest=int(furthest) if int(furthest) > 0 else positions,
+            normed=read.one_of("norm_rel_ebd", "none", ("none", "layer_norm")) == "layer_norm",
+            count=max(count, 0),
+            furthest=furthest if furthest > 0 else spec.positions,
         ),
-        classifier=(square,),
-        vocabulary=vocabulary(step, NAMES.word, decoder, bias, tied=tied),
     )
 
 

@@ -23,7 +23,7 @@ from hortus.rose.attention import Attention, Bias
 from hortus.rose.attention.relative import DistanceBias
 from hortus.rose.kernels.few import FEW_TOKENS, Few, LayerWeights
 from hortus.rose.kernels.linear import ACTIVATIONS, Linear
-from hortus.rose.models import Classifier, Family, Kit, Step, Vocabulary, Weights
+from hortus.rose.models import Classifier, Family, Kit, Step, Weights
 from hortus.rose.models.encoder_spec import ALL, EncoderSpec, shapes
 from hortus.rose.models.rotary import rotary_tables
 from hortus.rose.network import Inputs
@@ -256,7 +256,7 @@ def family(
     """The Family of a reader. What is ignored besides: heads' tensors, whoever does not ask for them."""
 
     def classifier(spec: EncoderSpec, labels: int) -> Classifier:
-        last = Step(name=spec.last, inputs=spec.hidden, outputs=labels)
+        last = Step(name=spec.names.last, inputs=spec.hidden, outputs=labels)
         return Classifier(pooling=spec.pooling, steps=(*spec.classifier, last))
 
     return Family(
@@ -269,13 +269,3 @@ def family(
         renames=renames,
         ignored=ignored,
     )
-
-
-def vocabulary(step: Step, word: str, decoder: str, bias: str | None, *, tied: bool) -> Vocabulary:
-    """A masked language model's head of one matrix with a norm. decoder, bias: names; tied: the decoder is the word embeddings.
-
-    Untied, the reference adds the decoder's own bias.
-    """
-    if bias is not None and not tied:
-        bias = decoder + ".bias"
-    return Vocabulary(steps=(step,), decoder=(word if tied else decoder) + ".weight", tied=tied, bias=bias)

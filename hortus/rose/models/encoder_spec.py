@@ -15,7 +15,7 @@ from hortus.rose.models.rotary import Rope
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Names:
-    """Where checkpoints keep their tensors, without `.weight` and `.bias`; () and None: there is none.
+    """Where checkpoints keep their tensors, without `.weight` and `.bias`; () and None: there is none. Defaults: BERT's.
 
     Those of a block come after `layer` and its number.
     """
@@ -26,17 +26,25 @@ class Names:
     norm: str = "embeddings.LayerNorm"
     final_norm: str | None = None
     layer: str = "encoder.layer."
-    qkv: tuple[str, ...]
+    qkv: tuple[str, ...] = ("attention.self.query", "attention.self.key", "attention.self.value")
     """One matrix, or three."""
     qk_norm: tuple[str, ...] = ()
     """LayerNorms over all heads of q, and of k."""
-    out: str
-    attention_norm: tuple[str, ...]
+    out: str = "attention.output.dense"
+    attention_norm: tuple[str, ...] = ("attention.output.LayerNorm",)
     """Usually one. Of several, each adds the block's input once more."""
-    up: tuple[str, ...]
+    up: tuple[str, ...] = ("intermediate.dense",)
     """One matrix or two: of a gated MLP they make twice `intermediate` values."""
-    down: str
-    mlp_norm: str
+    down: str = "output.dense"
+    mlp_norm: str = "output.LayerNorm"
+    pooler: str = "pooler.dense"
+    """A classifier's first matrix, and its last."""
+    last: str = "classifier"
+    masked: str = "cls.predictions.transform.dense"
+    """The masked language model's matrix, its norm, [vocabulary, hidden] and the bias of that, in full (None: it has none)."""
+    masked_norm: str = "cls.predictions.transform.LayerNorm"
+    decoder: str = "cls.predictions.decoder"
+    decoder_bias: str | None = "cls.predictions.bias"
 
 
 class Scores(Protocol):
@@ -89,8 +97,6 @@ class EncoderSpec:
     """A classifier's."""
     classifier: tuple[Step, ...]
     """Its steps but the last."""
-    last: str = "classifier"
-    """Name of the last one's matrix."""
     vocabulary: Vocabulary
     """The masked language model's head."""
 

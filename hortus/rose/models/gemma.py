@@ -14,15 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hortus.errors import StartError
 from hortus.rose.attention import Heads
 from hortus.rose.kernels.linear import ACTIVATIONS, Linear
-from hortus.rose.models import ACTIVATION_NAMES, Classifier, Family, Kit, Step, Vocabulary, Weights
+from hortus.rose.models import Family, Kit, Weights
+from hortus.rose.models.decoder_heads import classifier, language
+from hortus.rose.models.reading import LAYER_TYPES, Config
 from hortus.rose.models.rotary import Rope, read_rope, rotary_tables
 from hortus.rose.network import Inputs
 from hortus.types import Int32
-
-_WINDOWED = {"full_attention": False, "sliding_attention": True}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,57 +53,34 @@ class GemmaSpec:
 
 def spec_from_config(config: dict[str, Any]) -> GemmaSpec:
     """config.json -> GemmaSpec; StartError names the key at fault. Defaults are transformers'."""
-    model_type = config.get("model_type", "gemma3_text")
-    third = model_type == "gemma3_text"
-
-    def wrong(key: str, wanted: str) -> StartError:
-        return StartError(f"config.json of {model_type}: {key} must be {wanted}, not {config.get(key)!r}")
-
-    def whole(key: str, default: int | None = None) -> int:
-        value = config.get(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise wrong(key, "a positive whole number")
-        return value
-
+    read = Config({"model_type": "gemma3_text"} | config)
+    third = read.kind == "gemma3_text"
     for key in ("attention_bias", "attn_logit_softcapping", "final_logit_softcapping"):
         if config.get(key):
-            raise StartError(f"config.json of {model_type}: {key} {config[key]!r} is not supported")
+            raise read.wrong(f"{key} {config[key]!r:.80} is not supported")
     # Gemma's first files say gelu and mean its approximation by tanh, whatever hidden_act says; Gemma 3 means what it says.
     key = "hidden_activation" if third or config.get("hidden_activation") else "hidden_act"
-    activation = config.get(key, "gelu_pytorch_tanh")
-    if activation not in ACTIVATION_NAMES:
-        raise wrong(key, f"one of {', '.join(ACTIVATION_NAMES)}")
-    activation = "gelu_tanh" if activation == "gelu" and not third else ACTIVATION_NAMES[activation]
-    heads, kv_heads, head_dim = whole("num_attention_heads"), whole("num_key_value_heads"), whole("head_dim", 256)
-    if heads % kv_heads or head_dim % 2:
-        raise StartError(
-            f"config.json of {model_type}: {heads} heads must be a multiple of {kv_heads} key-value heads, "
-            f"and head_dim {head_dim} even"
-        )
-    both_ways, layers = bool(config.get("use_bidirectional_attention")), whole("num_hidden_layers")
-    every = whole("sliding_window_pattern", 6)
-    kinds = config.get("layer_types") or [
-        "sliding_attention" if third and (n + 1) % every else "full_attention" for n in range(layers)
-    ]
-    known = _WINDOWED if third else ("full_attention",)
-    if len(kinds) != layers or not set(kinds) <= set(known):
-        raise wrong("layer_types", f"{layers} times one of {', '.join(known)}")
-    sliding = whole("sliding_window", 4096) if any(_WINDOWED[k] for k in kinds) else 2
+    activation = read.activation(key, "gelu_pytorch_tanh")
+    if activation == "gelu" and not third:
+        activation = "gelu_tanh"
+    head_dim = read.whole("head_dim", 256)
+    heads = read.grouped_heads(read.whole("num_attention_heads"), read.whole("num_key_value_heads"), head_dim)
+    both_ways, layers = read.flag("use_bidirectional_attention", False), read.whole("num_hidden_layers")
+    every = read.whole("sliding_window_pattern", 6)
+    default = ["sliding_attention" if third and (n + 1) % every else "full_attention" for n in range(layers)]
+    windowed = read.windowed(default, LAYER_TYPES if third else LAYER_TYPES[:1])
+    sliding = read.whole("sliding_window", 4096) if any(windowed) else 2
     return GemmaSpec(
-        model_type=model_type,
-        hidden=whole("hidden_size"),
-        intermediate=whole("intermediate_size"),
-        vocab=whole("vocab_size"),
-        heads=Heads(
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            causal=not both_ways,
-            scaled=whole("query_pre_attn_scalar", 256) ** -0.5 if third else None,
+        model_type=read.kind,
+        hidden=read.whole("hidden_size"),
+        intermediate=read.whole("intermediate_size"),
+        vocab=read.whole("vocab_size"),
+        heads=replace(
+            heads, causal=not both_ways, scaled=read.whole("query_pre_attn_scalar", 256) ** -0.5 if third else None
         ),
         # Both ways it is the width of the whole window; else the token itself is one of those seen.
         window=sliding // 2 if both_ways else sliding - 1,
-        windowed=tuple(_WINDOWED[k] for k in kinds),
+        windowed=windowed,
         ropes=(
             read_rope(config, 1_000_000.0, head_dim, layers="full_attention")
             if third
@@ -118,8 +94,8 @@ def spec_from_config(config: dict[str, Any]) -> GemmaSpec:
                 key="rope_local_base_freq",
             ),
         ),
-        positions=whole("max_position_embeddings", 131_072 if third else 8192),
-        eps=float(config.get("rms_norm_eps", 1e-6)),
+        positions=read.whole("max_position_embeddings", 131_072 if third else 8192),
+        eps=read.number("rms_norm_eps", 1e-6),
         activation=activation,
         third=third,
         tied=config.get("tie_word_embeddings", True) is not False,
@@ -238,17 +214,6 @@ def _layer(spec: GemmaSpec, weights: Weights, kit: Kit, n: int, rotary: Any, nex
         down_norm=_norm(weights, at + "post_feedforward_layernorm") if spec.third else None,
         next_norm=next_norm,
     )
-
-
-def classifier(spec: GemmaSpec, labels: int) -> Classifier:
-    """*ForSequenceClassification: one matrix, on the last token."""
-    return Classifier(pooling="last", steps=(Step(name="score", inputs=spec.hidden, outputs=labels, bias=False),))
-
-
-def language(spec: GemmaSpec) -> Vocabulary:
-    """*ForCausalLM."""
-    name = "embed_tokens.weight" if spec.tied else "lm_head.weight"
-    return Vocabulary(steps=(), decoder=name, tied=spec.tied, bias=None)
 
 
 FAMILY = Family(

@@ -7,29 +7,19 @@ code that config.json points to.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 from hortus.rose.attention import Bias
 from hortus.rose.attention.relative import alibi
-from hortus.rose.models import Step, Weights
-from hortus.rose.models.encoder import vocabulary
+from hortus.rose.models import Weights
 from hortus.rose.models.encoder_spec import EncoderSpec, Names
-from hortus.rose.models.reading import Config
+from hortus.rose.models.reading import Config, read_encoder
 
-_QKV = ("attention.self.query", "attention.self.key", "attention.self.value")
-FIRST = Names(
-    qkv=_QKV,
-    out="attention.output.dense",
-    attention_norm=("attention.output.LayerNorm",),
-    up=("mlp.gated_layers",),
-    down="mlp.wo",
-    mlp_norm="mlp.layernorm",
-)
+FIRST = Names(up=("mlp.gated_layers",), down="mlp.wo", mlp_norm="mlp.layernorm")
 NORMED = Names(
-    qkv=_QKV,
     qk_norm=("attention.self.layer_norm_q", "attention.self.layer_norm_k"),
-    out="attention.output.dense",
     attention_norm=("attention.output.LayerNorm", "layer_norm_1"),
     up=("mlp.up_gated_layer",),
     down="mlp.down_layer",
@@ -60,30 +50,13 @@ def spec_from_config(config: dict[str, Any]) -> EncoderSpec:
     # The activation is part of this name; hidden_act is the heads' alone.
     mlp = read.one_of("feed_forward_type", "original", ("geglu", "reglu"))
     normed = "qk-post-norm" in f"{config.get('_name_or_path')} {config.get('auto_map')}"
-    hidden, eps = read.whole("hidden_size"), float(config.get("layer_norm_eps", 1e-12))
-
-    def square(name: str, activation: str, norm: str | None = None) -> Step:
-        return Step(name=name, inputs=hidden, outputs=hidden, activation=activation, norm=norm, eps=eps)
-
-    at = "cls.predictions."
-    step = square(at + "transform.dense", read.activation("hidden_act"), at + "transform.LayerNorm")
-    return EncoderSpec(
-        model_type="bert",
-        names=NORMED if normed else FIRST,
-        hidden=hidden,
-        layers=read.whole("num_hidden_layers", least=0),
-        intermediate=read.whole("intermediate_size"),
-        vocab=read.whole("vocab_size"),
-        heads=read.heads(hidden, read.whole("num_attention_heads")),
-        eps=eps,
+    spec = read_encoder(
+        read,
+        NORMED if normed else FIRST,
+        eps=read.number("layer_norm_eps", 1e-12),
         activation={"geglu": "gelu", "reglu": "relu"}[mlp],
-        gated=1 if normed else 0,
-        biased=frozenset(("qkv", "out", "down", "norm")),
-        positions=read.whole("max_position_embeddings", 512),
-        segments=read.whole("type_vocab_size", 2, least=0),
-        scores=Alibi(),
-        classifier=(square("pooler.dense", "tanh"),),
-        vocabulary=vocabulary(
-            step, FIRST.word, at + "decoder", at + "bias", tied=read.flag("tie_word_embeddings", True)
-        ),
+        masked=read.activation("hidden_act"),
+    )
+    return dataclasses.replace(
+        spec, gated=1 if normed else 0, biased=frozenset(("qkv", "out", "down", "norm")), scores=Alibi()
     )

@@ -6,12 +6,12 @@ transformers' ModernBertModel for the details).
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
-from hortus.rose.models import Step
-from hortus.rose.models.encoder import family, vocabulary
+from hortus.rose.models.encoder import family
 from hortus.rose.models.encoder_spec import EncoderSpec, Names
-from hortus.rose.models.reading import Config
+from hortus.rose.models.reading import Config, read_encoder
 from hortus.rose.models.rotary import read_rope
 
 NAMES = Names(
@@ -25,56 +25,46 @@ NAMES = Names(
     up=("mlp.Wi",),
     down="mlp.Wo",
     mlp_norm="mlp_norm",
+    masked="head.dense",
+    masked_norm="head.norm",
+    decoder="decoder",
+    decoder_bias="decoder.bias",
 )
-
-_WINDOWED = {"full_attention": False, "sliding_attention": True}
 
 
 def spec_from_config(config: dict[str, Any]) -> EncoderSpec:
     """config.json -> EncoderSpec; StartError names the key at fault. Defaults are transformers'."""
     read = Config(config)
-    hidden, layers = read.whole("hidden_size"), read.whole("num_hidden_layers")
-    heads = read.heads(hidden, read.whole("num_attention_heads"), even=True)
+    eps, norm_bias = read.number("norm_eps", 1e-5), read.flag("norm_bias", False)
+    names = NAMES if read.flag("decoder_bias", True) else dataclasses.replace(NAMES, decoder_bias=None)
+    spec = read_encoder(
+        read, names, eps=eps, activation=read.activation("hidden_activation"), positions=8192, even=True
+    )
     every = read.whole("global_attn_every_n_layers", 3)
-    kinds = config.get("layer_types") or ["sliding_attention" if n % every else "full_attention" for n in range(layers)]
-    if len(kinds) != layers or not set(kinds) <= set(_WINDOWED):
-        raise read.wrong(f"layer_types must be {layers} times one of {', '.join(_WINDOWED)}, not {kinds!r}")
+    default = ["sliding_attention" if n % every else "full_attention" for n in range(spec.layers)]
     switches = {"attention_bias": ("qkv", "out"), "mlp_bias": ("up", "down"), "norm_bias": ("norm",)}
-    eps, norm_bias = float(config.get("norm_eps", 1e-5)), read.flag("norm_bias", False)
-    head = Step(
-        name="head.dense",
-        inputs=hidden,
-        outputs=hidden,
+    # One matrix for both heads.
+    head = dataclasses.replace(
+        spec.vocabulary.steps[0],
         activation=read.activation("classifier_activation"),
         bias=read.flag("classifier_bias", False),
-        norm="head.norm",
         norm_bias=norm_bias,
-        eps=eps,
     )
-    bias = "decoder.bias" if read.flag("decoder_bias", True) else None
-    return EncoderSpec(
-        model_type=read.kind,
-        names=NAMES,
-        hidden=hidden,
-        layers=layers,
-        intermediate=read.whole("intermediate_size"),
-        vocab=read.whole("vocab_size"),
-        heads=heads,
-        eps=eps,
-        activation=read.activation("hidden_activation"),
+    return dataclasses.replace(
+        spec,
         gated=0,
         biased=frozenset(part for key, parts in switches.items() if read.flag(key, False) for part in parts),
         prenorm=True,
-        positions=read.whole("max_position_embeddings", 8192),
+        segments=0,
         rope=(
-            read_rope(config, 160_000.0, heads.head_dim, layers="full_attention", key="global_rope_theta"),
-            read_rope(config, 10_000.0, heads.head_dim, layers="sliding_attention", key="local_rope_theta"),
+            read_rope(config, 160_000.0, spec.heads.head_dim, layers="full_attention", key="global_rope_theta"),
+            read_rope(config, 10_000.0, spec.heads.head_dim, layers="sliding_attention", key="local_rope_theta"),
         ),
         window=read.whole("local_attention", 128) // 2,
-        windowed=tuple(_WINDOWED[kind] for kind in kinds),
+        windowed=read.windowed(default),
         pooling=read.one_of("classifier_pooling", "cls", ("cls", "mean")),
         classifier=(head,),
-        vocabulary=vocabulary(head, NAMES.word, "decoder", bias, tied=read.flag("tie_word_embeddings", True)),
+        vocabulary=dataclasses.replace(spec.vocabulary, steps=(head,)),
     )
 
 

@@ -8,6 +8,7 @@ have neither. The end token that Qwen3-Embedding appends is the tokenizer's matt
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hortus.errors import StartError
 from hortus.rose.attention import Heads
 from hortus.rose.kernels.linear import Linear
-from hortus.rose.models import Classifier, Family, Kit, Step, Vocabulary, Weights
+from hortus.rose.models import Family, Kit, Weights
+from hortus.rose.models.decoder_heads import classifier, language
+from hortus.rose.models.reading import Config
 from hortus.rose.models.rotary import Rope, read_rope, rotary_tables
 from hortus.rose.network import Inputs
 from hortus.types import Int32
@@ -48,68 +50,55 @@ class Qwen3Spec:
 
 def spec_from_config(config: dict[str, Any]) -> Qwen3Spec:
     """config.json -> Qwen3Spec; StartError names the key that is missing or the feature we lack."""
-    model_type = config.get("model_type", "qwen3")
-
-    def whole(key: str) -> int:
-        value = config.get(key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise StartError(f"config.json of {model_type}: {key} must be a positive whole number, not {value!r}")
-        return value
-
-    if (act := config.get("hidden_act", "silu")) != "silu":
-        raise StartError(f"config.json of {model_type}: hidden_act {act!r} is not supported; supported: silu")
-    if config.get("mlp_bias"):
-        raise StartError(f"config.json of {model_type}: mlp_bias is not supported")
+    read = Config({"model_type": "qwen3"} | config)
+    kind, qwen2 = read.kind, read.kind == "qwen2"
+    read.one_of("hidden_act", "silu", ("silu",))
+    if read.flag("mlp_bias", False):
+        raise read.wrong("mlp_bias is not supported")
     kinds = set(config.get("layer_types") or ()) - {"full_attention"}
     # A window in config.json counts only when use_sliding_window or a layer's type turns it on.
     if kinds or (config.get("use_sliding_window") and config.get("sliding_window")):
-        raise StartError(
-            f"config.json of {model_type}: sliding-window or other attention kinds "
-            f"({', '.join(sorted(kinds)) or 'use_sliding_window'}) are not supported; supported: full_attention"
+        raise read.wrong(
+            f"sliding-window or other attention kinds ({', '.join(sorted(kinds)) or 'use_sliding_window'}) are not "
+            "supported; supported: full_attention"
         )
-    heads = whole("num_attention_heads")
-    kv_heads = whole("num_key_value_heads") if config.get("num_key_value_heads") is not None else heads
+    heads = read.whole("num_attention_heads")
+    kv_heads = heads if config.get("num_key_value_heads") is None else read.whole("num_key_value_heads")
     # Not hidden / heads: the 4B model has 32 heads of 128 on a hidden size of 2560.
-    head_dim = whole("head_dim") if config.get("head_dim") is not None else whole("hidden_size") // heads
-    if heads % kv_heads or head_dim % 2:
-        raise StartError(
-            f"config.json of {model_type}: {heads} heads must be a multiple of {kv_heads} key-value heads, "
-            f"and head_dim {head_dim} even"
-        )
-    positions, causal = whole("max_position_embeddings"), _causal(config, model_type)
+    head_dim = read.whole("hidden_size") // heads if config.get("head_dim") is None else read.whole("head_dim")
+    positions, causal = read.whole("max_position_embeddings"), _causal(read)
     window: int | None = None
-    if model_type == "mistral" and config.get("sliding_window") is not None:  # a token among those it sees
+    if kind == "mistral" and config.get("sliding_window") is not None:  # a token among those it sees
         if not causal:
-            raise StartError(f"config.json of {model_type}: sliding_window without causal attention is not supported")
-        window = whole("sliding_window") - 1 if whole("sliding_window") < positions else None
-    bias, qwen2 = bool(config.get("attention_bias", False)), model_type == "qwen2"
+            raise read.wrong("sliding_window without causal attention is not supported")
+        window = read.whole("sliding_window") - 1 if read.whole("sliding_window") < positions else None
+    bias = read.flag("attention_bias", False)
     return Qwen3Spec(
-        model_type=model_type,
-        hidden=whole("hidden_size"),
-        layers=whole("num_hidden_layers"),
-        intermediate=whole("intermediate_size"),
-        vocab=whole("vocab_size"),
-        heads=Heads(heads=heads, kv_heads=kv_heads, head_dim=head_dim, causal=causal, window=window),
-        eps=float(config.get("rms_norm_eps", 1e-6)),
+        model_type=kind,
+        hidden=read.whole("hidden_size"),
+        layers=read.whole("num_hidden_layers"),
+        intermediate=read.whole("intermediate_size"),
+        vocab=read.whole("vocab_size"),
+        heads=dataclasses.replace(read.grouped_heads(heads, kv_heads, head_dim), causal=causal, window=window),
+        eps=read.number("rms_norm_eps", 1e-6),
         rope=read_rope(config, 10_000.0, head_dim),
         positions=positions,
-        qk_norm=model_type in ("qwen3", "bidirectional_pplx_qwen3"),
+        qk_norm=kind in ("qwen3", "bidirectional_pplx_qwen3"),
         qkv_bias=bias or qwen2,
         out_bias=bias and not qwen2,
-        tied=bool(config.get("tie_word_embeddings", False)),
+        tied=read.flag("tie_word_embeddings", False),
     )
 
 
-def _causal(config: dict[str, Any], model_type: str) -> bool:
+def _causal(read: Config) -> bool:
     """Whether a token sees only those before it.
 
     pplx-embed says use_bidirectional_attention; its model_type alone decides when the key is absent. Other fine-tunes say
     is_causal, as transformers does.
     """
-    both_ways = config.get("use_bidirectional_attention")
-    if both_ways is None:
-        both_ways = model_type == "bidirectional_pplx_qwen3" or config.get("is_causal") is False
-    return not both_ways
+    if read.get("use_bidirectional_attention") is None:
+        return read.kind != "bidirectional_pplx_qwen3" and read.get("is_causal") is not False
+    return not read.flag("use_bidirectional_attention", False)
 
 
 def shapes(spec: Qwen3Spec) -> dict[str, tuple[int, ...]]:
@@ -214,17 +203,6 @@ def _layer(spec: Qwen3Spec, weights: Weights, kit: Kit, n: int, rotary: Any, nex
         gated=kit.ops.gated(take("mlp.gate_proj"), take("mlp.up_proj"), kit.linear),
         down=kit.ops.add_norm(take("mlp.down_proj"), None, next_norm, eps, kit.linear),
     )
-
-
-def classifier(spec: Qwen3Spec, labels: int) -> Classifier:
-    """*ForSequenceClassification: one matrix, on the last token."""
-    return Classifier(pooling="last", steps=(Step(name="score", inputs=spec.hidden, outputs=labels, bias=False),))
-
-
-def language(spec: Qwen3Spec) -> Vocabulary:
-    """*ForCausalLM."""
-    name = "embed_tokens.weight" if spec.tied else "lm_head.weight"
-    return Vocabulary(steps=(), decoder=name, tied=spec.tied, bias=None)
 
 
 FAMILY = Family(

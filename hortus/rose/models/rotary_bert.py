@@ -7,12 +7,12 @@ themselves: the same tensors, and a config.json with switches of its own.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
-from hortus.rose.models import Step
-from hortus.rose.models.encoder import family, vocabulary
+from hortus.rose.models.encoder import family
 from hortus.rose.models.encoder_spec import ALL, EncoderSpec, Names
-from hortus.rose.models.reading import Config
+from hortus.rose.models.reading import Config, read_encoder
 from hortus.rose.models.rotary import read_rope
 
 NOMIC = Names(
@@ -24,6 +24,7 @@ NOMIC = Names(
     up=("mlp.fc11", "mlp.fc12"),
     down="mlp.fc2",
     mlp_norm="norm2",
+    masked_norm="cls.predictions.transform.layer_norm",
 )
 GTE = Names(
     qkv=("attention.qkv_proj",),
@@ -32,19 +33,23 @@ GTE = Names(
     up=("mlp.up_gate_proj",),
     down="mlp.down_proj",
     mlp_norm="mlp_ln",
+    masked="lm_head.dense",
+    masked_norm="lm_head.norm",
+    decoder="lm_head.decoder",
+    decoder_bias="lm_head.decoder.bias",
 )
 
 _NOMIC_KEYS = {
-    "n_embd": "hidden_size",
-    "n_head": "num_attention_heads",
-    "n_layer": "num_hidden_layers",
-    "n_inner": "intermediate_size",
-    "n_positions": "max_position_embeddings",
-    "layer_norm_epsilon": "layer_norm_eps",
-    "rotary_emb_base": "rope_theta",
-    "activation_function": "hidden_act",
+    "hidden_size": "n_embd",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+    "intermediate_size": "n_inner",
+    "max_position_embeddings": "n_positions",
+    "layer_norm_eps": "layer_norm_epsilon",
+    "rope_theta": "rotary_emb_base",
+    "hidden_act": "activation_function",
 }
-"""Keys of the config.json that came with the first NomicBERT checkpoints -> transformers' own."""
+"""transformers' keys -> those of the config.json that came with the first NomicBERT checkpoints."""
 
 _NOMIC_SWITCHES = {
     "causal": False,
@@ -71,62 +76,40 @@ _GTE_SWITCHES = {
 
 def nomic_spec(config: dict[str, Any]) -> EncoderSpec:
     """config.json -> EncoderSpec; StartError names the key at fault. Defaults are transformers'."""
-    Config(config).only(_NOMIC_SWITCHES)
-    config = {_NOMIC_KEYS.get(key, key): value for key, value in config.items()}
-    if config.get("hidden_act") == "swiglu":
-        config["hidden_act"] = "silu"
-    act = Config(config).activation("hidden_act", "silu")
-    at = "cls.predictions."
-    head = (at + "transform.dense", act, at + "transform.layer_norm", at + "decoder", at + "bias")
-    return _spec(config, NOMIC, head, biased=frozenset(("norm",)), act="silu", theta=1000.0, positions=2048, segments=2)
+    read = Config(config, _NOMIC_KEYS)
+    read.only(_NOMIC_SWITCHES)
+    act = "silu" if read.get("hidden_act") == "swiglu" else read.activation("hidden_act", "silu")
+    return _spec(read, NOMIC, act, biased=frozenset(("norm",)), theta=1000.0, positions=2048, segments=2)
 
 
 def gte_spec(config: dict[str, Any]) -> EncoderSpec:
     """As nomic_spec."""
     read = Config(config)
     read.only(_GTE_SWITCHES)
-    new = read.kind == "new"
-    act = read.activation("hidden_act") if new else "gelu"  # transformers': whatever hidden_act says
-    head = ("lm_head.dense", act, "lm_head.norm", "lm_head.decoder", "lm_head.decoder.bias")
+    new, act = read.kind == "new", read.activation("hidden_act")
+    masked = act if new else "gelu"  # transformers': whatever hidden_act says
     theta = 10_000.0 if new else 160_000.0
-    return _spec(config, GTE, head, biased=ALL - {"up"}, act="gelu", theta=theta, positions=8192, segments=1)
+    return _spec(read, GTE, act, masked, biased=ALL - {"up"}, theta=theta, positions=8192, segments=1)
 
 
 def _spec(
-    config: dict[str, Any],
+    read: Config,
     names: Names,
-    head: tuple[str, str, str, str, str],
+    act: str,
+    masked: str | None = None,
     *,
     biased: frozenset[str],
-    act: str,
     theta: float,
     positions: int,
     segments: int,
 ) -> EncoderSpec:
-    """head: the vocabulary's matrix, its activation, norm, decoder and bias. The last four: defaults."""
-    read = Config(config)
-    hidden, eps = read.whole("hidden_size"), float(config.get("layer_norm_eps", 1e-12))
-    heads = read.heads(hidden, read.whole("num_attention_heads"), even=True)
-    dense, head_act, norm, decoder, bias = head
-    step = Step(name=dense, inputs=hidden, outputs=hidden, activation=head_act, norm=norm, eps=eps)
-    return EncoderSpec(
-        model_type=read.kind,
-        names=names,
-        hidden=hidden,
-        layers=read.whole("num_hidden_layers", least=0),
-        intermediate=read.whole("intermediate_size"),
-        vocab=read.whole("vocab_size"),
-        heads=heads,
-        eps=eps,
-        activation=read.activation("hidden_act", act),
-        gated=1,
-        biased=biased,
-        positions=read.whole("max_position_embeddings", positions),
-        segments=read.whole("type_vocab_size", segments, least=0),
-        rope=(read_rope(config, theta, heads.head_dim),),
-        classifier=(Step(name="pooler.dense", inputs=hidden, outputs=hidden, activation="tanh"),),
-        vocabulary=vocabulary(step, names.word, decoder, bias, tied=read.flag("tie_word_embeddings", True)),
+    """act, masked: as read_encoder's. The last three: defaults."""
+    eps = read.number("layer_norm_eps", 1e-12)
+    spec = read_encoder(
+        read, names, eps=eps, activation=act, masked=masked, positions=positions, segments=segments, even=True
     )
+    rope = read_rope(read.values, theta, spec.heads.head_dim, key=read.spelt("rope_theta"))
+    return dataclasses.replace(spec, gated=1, biased=biased, rope=(rope,))
 
 
 FAMILY = family(
