@@ -34,6 +34,7 @@ from hortus.errors import (
 )
 from hortus.folder import ModelFolder, readable
 from hortus.ivy.access import Access
+from hortus.ivy.body import reworded
 from hortus.ivy.cohere import Cohere
 from hortus.ivy.embed import Embedder
 from hortus.ivy.exchange import Answer, Request, error_answer
@@ -247,7 +248,7 @@ class App:
                     self._readiness.answered()
                 return "ok", answer
             except RequestError as e:
-                error = e
+                error = reworded(e, request.names)
             except asyncio.CancelledError:
                 if request.ended is not None:
                     task.uncancel()  # the cancellation was the request's own, and ends here

@@ -25,6 +25,8 @@ class Truncate(NamedTuple):
     """Tokens, special ones included; None: as many as the model takes."""
     left: bool | None = None
     """Cut its beginning off; None: the side that the model's tokenizer_config.json names, the end by default."""
+    field: str = "truncate_prompt_tokens"
+    """Where the limit comes from, for errors."""
 
 
 class Frame(NamedTuple):

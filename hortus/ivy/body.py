@@ -1,29 +1,41 @@
 """JSON bodies to msgspec structs, and what every API's body has in common. Pure.
 
-Parsing and checking are one pass; errors say where in the body they are. Does not know any route.
+Parsing and checking are one pass; errors say where in the body they are, in the words of its own API. Does not know any route.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
-from hortus.errors import InvalidInput, ModelNotFound
+from hortus.errors import InvalidInput, ModelNotFound, RequestError
+from hortus.ivy.exchange import Request
+
+
+class Asked(msgspec.Struct, forbid_unknown_fields=True):
+    """A body. Unknown fields are refused: one that is silently ignored gives answers that look right and are not."""
+
+    def names(self) -> Mapping[str, str]:
+        """Fields that this API, or this request, calls something else than errors do: their name here by ours.
+
+        Errors of parts that know no API speak of `dimensions`, `encoding_format`, `prompt_name`, `truncate: true`,
+        `truncate_prompt_tokens`, `truncation_side` and `instruction`.
+        """
+        return {}
+
 
 T = TypeVar("T", bound=msgspec.Struct)
+A = TypeVar("A", bound=Asked)
 
 _path = re.compile(r" - at `\$\.?([^`]*)`$")
 _named = re.compile(r"(?:unknown|required) field `([^`]*)`")
 
 
 def decoder(kind: type[T]) -> Callable[[bytes], T]:
-    """Parses bodies of one kind; InvalidInput says where one went wrong.
-
-    Structs here forbid unknown fields: a field that is silently ignored gives answers that look right and are not.
-    """
+    """Parses bodies of one kind; InvalidInput says where one went wrong."""
     decode = msgspec.json.Decoder(kind).decode
 
     def read(body: bytes) -> T:
@@ -39,6 +51,27 @@ def decoder(kind: type[T]) -> Callable[[bytes], T]:
             raise InvalidInput("the body is not valid JSON: nested too deeply") from None
 
     return read
+
+
+def reader(kind: type[A]) -> Callable[[Request], A]:
+    """The same of requests, whose errors speak the body's words from then on."""
+    decode = decoder(kind)
+
+    def read(request: Request) -> A:
+        asked = decode(request.body)
+        request.names = asked.names()
+        return asked
+
+    return read
+
+
+def reworded(error: RequestError, names: Mapping[str, str]) -> RequestError:
+    """The error with the fields it is about as `names` has them. In messages fields stand in backquotes."""
+    for ours, theirs in names.items():
+        error.message = error.message.replace(f"`{ours}`", f"`{theirs}`")
+        if error.param == ours:
+            error.param = theirs
+    return error
 
 
 _MOST_TOLD = 400
@@ -66,7 +99,7 @@ def check_model(asked: str | None, served: str) -> None:
 def one_of(value: str, allowed: tuple[str, ...], param: str) -> str:
     """`value` when it is allowed; InvalidInput with the list otherwise."""
     if value not in allowed:
-        raise InvalidInput(f"unknown {param} {value!r:.80}; allowed: {', '.join(allowed)}", param=param)
+        raise InvalidInput(f"unknown `{param}` {value!r:.80}; allowed: {', '.join(allowed)}", param=param)
     return value
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
-
-import msgspec
 
 from hortus.errors import InvalidInput
 from hortus.ivy import outputs
-from hortus.ivy.body import check_model, decoder, one_of
+from hortus.ivy.body import Asked, check_model, one_of, reader
 from hortus.ivy.embed import Done, Embedder
 from hortus.ivy.exchange import Answer, Request, body_of
 from hortus.ivy.openai import timed
@@ -20,7 +18,7 @@ from hortus.types import Float32
 TYPES = ("float", "int8", "uint8", "binary", "ubinary", "base64")
 
 
-class EmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
+class EmbedRequest(Asked):
     """The body of POST /v2/embed."""
 
     model: str
@@ -37,8 +35,16 @@ class EmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
     max_tokens: int | None = None
     """Cut to fewer tokens than the model takes."""
 
+    def names(self) -> Mapping[str, str]:
+        return {
+            "dimensions": "output_dimension",
+            "encoding_format": "embedding_types",
+            "truncate_prompt_tokens": "max_tokens",
+            "truncate: true": "truncate: END",
+        }
 
-_read = decoder(EmbedRequest)
+
+_read = reader(EmbedRequest)
 
 
 class Cohere:
@@ -50,7 +56,7 @@ class Cohere:
     async def embed(self, request: Request) -> Answer:
         begin = time.perf_counter()
         embedder = self._model()
-        asked = _read(request.body)
+        asked = _read(request)
         check_model(asked.model, embedder.info.name)
         embedder.need("embed", route=request.path)
         dimensions = embedder.dimensions(asked.output_dimension)

@@ -146,7 +146,9 @@ class Embedder:
         if asked is None:
             return self.info.width
         if not 1 <= asked <= self.info.width:
-            raise InvalidInput(f"dimensions is {asked}, this model can give 1 to {self.info.width}", param="dimensions")
+            raise InvalidInput(
+                f"`dimensions` is {asked}, this model can give 1 to {self.info.width}", param="dimensions"
+            )
         return asked
 
     def truncate(self, on: bool | None = None, limit: int | None = None, left: bool | None = None) -> Truncate:
@@ -192,7 +194,7 @@ class Embedder:
         self.count(len(documents), field)
         pair = self.prompts.pair
         if instruction is not None and (pair is None or not pair.takes_instruction()):
-            raise InvalidInput("this model takes no instruction with a pair", param="instruction")
+            raise InvalidInput("this model takes no `instruction` with a pair", param="instruction")
         if pair is None:
             batch = await self.tokenizer.pairs(
                 queries, documents, truncate=truncate, most_left=most_query, most_right=most_document, field=field

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -70,6 +70,7 @@ class Request:
         "keep_alive",
         "method",
         "name",
+        "names",
         "path",
         "sent",
         "tail",
@@ -88,6 +89,8 @@ class Request:
         """The client may send another on this connection."""
         self.name = ""
         """The request's id, in its answer and in logs."""
+        self.names: Mapping[str, str] = {}
+        """What its body calls fields that errors speak of (body.py)."""
         self.handler: Callable[[Request], Awaitable[Answer]] | None = None
         """Set by App.admit."""
         self.ended: RequestError | None = None

@@ -15,13 +15,13 @@ import msgspec
 from hortus.errors import InvalidInput
 from hortus.ivy import outputs
 from hortus.ivy.assemble import Truncate
-from hortus.ivy.body import check_model, decoder, one_of, sort_out
+from hortus.ivy.body import Asked, check_model, one_of, reader, sort_out
 from hortus.ivy.embed import Done, Embedder
 from hortus.ivy.exchange import Answer, Body, Request, body_of
 from hortus.types import Float32, Timings
 
 
-class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
+class EmbeddingsRequest(Asked):
     """The body of POST /v1/embeddings. Of a key given twice the last counts."""
 
     input: str | list[str | int | list[int]]
@@ -46,7 +46,7 @@ class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
     """left or right: the side that is cut off."""
 
 
-decode = decoder(EmbeddingsRequest)
+_read = reader(EmbeddingsRequest)
 SIDES = ("left", "right")
 
 
@@ -55,25 +55,19 @@ def prompt_of(embedder: Embedder, prompt_name: str | None, input_type: str | Non
     if input_type is None:
         return prompt_name
     if prompt_name is not None:
-        raise InvalidInput("give prompt_name or input_type, not both", param="input_type")
+        raise InvalidInput("give `prompt_name` or `input_type`, not both", param="input_type")
     return embedder.prompts.named(input_type)
 
 
-def truncation(
-    embedder: Embedder,
-    on: bool | None,
-    tokens: int | None = None,
-    side: str | None = None,
-    param: str = "truncation_side",
-) -> Truncate:
+def truncation(embedder: Embedder, on: bool | None, tokens: int | None = None, side: str | None = None) -> Truncate:
     """vLLM's and TEI's fields as one rule. A number of tokens asks for cutting by itself; -1 stands for the model's limit."""
     if tokens is not None and tokens < 0:
         if tokens != -1:
             raise InvalidInput(
-                f"truncate_prompt_tokens is {tokens}; give -1 or a number of tokens", param="truncate_prompt_tokens"
+                f"`truncate_prompt_tokens` is {tokens}; give -1 or a number of tokens", param="truncate_prompt_tokens"
             )
         tokens, on = None, True
-    left = None if side is None else one_of(side.lower(), SIDES, param) == "left"
+    left = None if side is None else one_of(side.lower(), SIDES, "truncation_side") == "left"
     return embedder.truncate(True if tokens is not None and on is None else on, tokens, left)
 
 
@@ -133,7 +127,7 @@ class OpenAI:
     async def embeddings(self, request: Request) -> Answer:
         begin = time.perf_counter()
         embedder = self._model()
-        asked = decode(request.body)
+        asked = _read(request)
         check_model(asked.model, embedder.info.name)
         embedder.need("embed", route="/v1/embeddings")
         dimensions = embedder.dimensions(asked.dimensions)

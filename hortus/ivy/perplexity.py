@@ -12,14 +12,14 @@ import msgspec
 
 from hortus.errors import WrongKind
 from hortus.ivy import assemble, outputs
-from hortus.ivy.body import check_model, decoder
+from hortus.ivy.body import Asked, check_model, reader
 from hortus.ivy.embed import Done, Embedder
 from hortus.ivy.exchange import Answer, Request, body_of
 from hortus.ivy.openai import format_of, timed, usage
 from hortus.types import Float32
 
 
-class ContextualizedRequest(msgspec.Struct, forbid_unknown_fields=True):
+class ContextualizedRequest(Asked):
     """The body of POST /v1/contextualizedembeddings."""
 
     input: list[list[str]]
@@ -32,7 +32,7 @@ class ContextualizedRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Cut the last chunk of documents that are too long. Default: --auto-truncate."""
 
 
-_read = decoder(ContextualizedRequest)
+_read = reader(ContextualizedRequest)
 
 
 class Perplexity:
@@ -44,7 +44,7 @@ class Perplexity:
     async def contextualized(self, request: Request) -> Answer:
         begin = time.perf_counter()
         embedder = self._model()
-        asked = _read(request.body)
+        asked = _read(request)
         check_model(asked.model, embedder.info.name)
         embedder.need("embed", route=request.path)
         if not embedder.contextual:

@@ -143,7 +143,10 @@ class Reader:
         most, left = self._limit(truncate)
         room = most - self._frame.special
         if room < 2:
-            raise InvalidInput(f"a limit of {most} tokens leaves no room for a pair", param="truncate_prompt_tokens")
+            raise InvalidInput(
+                f"`{truncate.field}` is {most}: that leaves no room for a pair beside {self._frame.special} special tokens",
+                param=truncate.field,
+            )
         once = {t: shortened(ids, most_each[0], left) for t, ids in self._plain(dict.fromkeys(lefts))}
         many = [
             shortened(ids, most_each[1], left) for _, ids in self._plain(self._capped(rights, first, truncate, field))
@@ -262,14 +265,22 @@ class Reader:
         """Token ids as given: nothing is added to them.
 
         flat: the request wrote one list of numbers, so errors name input[position].
-        InvalidInput: an empty list, a negative id, an id outside the vocabulary. TooLong as in `encode`.
+        InvalidInput as of `check_ids`. TooLong as in `encode`.
         """
         most, left = self._limit(truncate)
         for i, ids in enumerate(sequences, first):
+            if len(ids) > most and not truncate.on:
+                raise self._too_long(f"input {i}", len(ids), most, field if flat else f"{field}[{i}]")
+        self.check_ids(sequences, first, flat=flat, field=field)
+        if truncate.on:
+            sequences = [shortened(list(s), most, left) for s in sequences]
+        return TokenBatch.of(sequences)
+
+    def check_ids(self, sequences: Sequence[Sequence[int]], first: int, *, flat: bool, field: str) -> None:
+        """InvalidInput for an empty list, a negative id, an id outside the vocabulary."""
+        for i, ids in enumerate(sequences, first):
             if not ids:
                 raise InvalidInput(f"input {i} is an empty list of token ids", param=field if flat else f"{field}[{i}]")
-            if len(ids) > most and not truncate.on:
-                raise self._too_long(f"input {i}", len(ids), most, f"{field}[{i}]")
         try:
             flatly = chain.from_iterable(sequences)
             count = sum(map(len, sequences))
@@ -289,9 +300,6 @@ class Reader:
                 f"model's vocabulary, 0 to {self.vocab_size - 1}",
                 param=f"{field}[{position}]" if flat else f"{field}[{first + seq}][{position}]",
             )
-        if truncate.on:
-            sequences = [shortened(list(s), most, left) for s in sequences]
-        return TokenBatch.of(sequences)
 
     def token_id(self, token: str) -> int | None:
         """The id of one token; None where there is none."""
@@ -324,7 +332,7 @@ class Reader:
         return b",".join(lists)
 
     def texts(self, sequences: Sequence[Sequence[int]], *, skip_special: bool) -> list[str]:
-        """The texts that ids spell. They are within the vocabulary: `pack` has seen them."""
+        """The texts that ids spell. They are within the vocabulary: `check_ids` has seen them."""
         return list(self._inner.decode_batch(sequences, skip_special_tokens=skip_special))
 
     # Parts
@@ -336,8 +344,8 @@ class Reader:
             least = self._prefix + self._suffix + 1
             if not least <= truncate.limit <= most:
                 raise InvalidInput(
-                    f"a limit of {truncate.limit} tokens an input; this model takes {least} to {most} (--max-length)",
-                    param="truncate_prompt_tokens",
+                    f"`{truncate.field}` is {truncate.limit}; this model takes {least} to {most} tokens an input (--max-length)",
+                    param=truncate.field,
                 )
             most = truncate.limit
         return most, self._cut_left if truncate.left is None else truncate.left
@@ -437,7 +445,7 @@ class Reader:
                 if most == self.max_tokens
                 else f"the limit given is {most}"
             )
-            + "; shorten it, or send `truncate`: true (for every request: --auto-truncate) to cut its end off",
+            + "; shorten it, or send `truncate: true` (for every request: --auto-truncate) to cut its end off",
             param=param,
         )
 

@@ -7,15 +7,14 @@ One body and one answer serve Cohere, Jina and vLLM: each reads its own fields o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
 import numpy as np
 import orjson
 
 from hortus.errors import InvalidInput
-from hortus.ivy.body import check_model, decoder
+from hortus.ivy.body import Asked, check_model, reader
 from hortus.ivy.embed import Done, Embedder
 from hortus.ivy.exchange import Answer, Request
 from hortus.ivy.openai import timed, truncation
@@ -27,11 +26,11 @@ def either(asked: RerankRequest, one: str, other: str) -> tuple[Any, str]:
     """(value, name) of a field that two APIs name differently; InvalidInput when both are given."""
     first, second = getattr(asked, one), getattr(asked, other)
     if first is not None and second is not None:
-        raise InvalidInput(f"give {one} or {other}, not both", param=other)
+        raise InvalidInput(f"give `{one}` or `{other}`, not both", param=other)
     return (first, one) if second is None else (second, other)
 
 
-class RerankRequest(msgspec.Struct, forbid_unknown_fields=True):
+class RerankRequest(Asked):
     """The body of /rerank, /v1/rerank and /v2/rerank."""
 
     query: str
@@ -68,8 +67,12 @@ class RerankRequest(msgspec.Struct, forbid_unknown_fields=True):
     instruct: str | None = None
     """The same, as SGLang spells it."""
 
+    def names(self) -> Mapping[str, str]:
+        twice = {"truncation_side": "truncation_direction", "instruction": "instruct"}
+        return {ours: theirs for ours, theirs in twice.items() if getattr(self, ours) is None and getattr(self, theirs)}
 
-class ScoreRequest(msgspec.Struct, forbid_unknown_fields=True):
+
+class ScoreRequest(Asked):
     """The body of /score and /v1/score. One query for all documents, or one for each."""
 
     queries: str | list[str] | None = None
@@ -91,7 +94,7 @@ class ScoreRequest(msgspec.Struct, forbid_unknown_fields=True):
     """What relevance is to mean, for rerankers that read an instruction (vLLM)."""
 
 
-class ClassifyRequest(msgspec.Struct, forbid_unknown_fields=True):
+class ClassifyRequest(Asked):
     """The body of /classify."""
 
     input: str | list[str]
@@ -103,7 +106,7 @@ class ClassifyRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Given: the answer has Infinity's shape, a list of labels with their scores for each text; true: logits."""
 
 
-_rerank, _score, _classify = decoder(RerankRequest), decoder(ScoreRequest), decoder(ClassifyRequest)
+_rerank, _score, _classify = reader(RerankRequest), reader(ScoreRequest), reader(ClassifyRequest)
 
 
 def dumps(told: Any) -> bytes:
@@ -133,7 +136,7 @@ class Rerank:
     async def rerank(self, request: Request) -> Answer:
         begin = time.perf_counter()
         embedder = self._model()
-        asked = _rerank(request.body)
+        asked = _rerank(request)
         check_model(asked.model, embedder.info.name)
         if (asked.documents is None) == (asked.texts is None):
             raise InvalidInput("give documents (Cohere, Jina, vLLM) or texts (TEI)", param="documents")
@@ -141,15 +144,16 @@ class Rerank:
         given: list[str | dict[str, Any]] = [*(asked.documents or asked.texts or [])]
         top, of = either(asked, "top_n", "top_k")
         if top is not None and top < 0:
-            raise InvalidInput(f"{of} is {top}; give 1 or more, or 0 for all", param=of)
-        side, said = either(asked, "truncation_direction", "truncation_side")
+            raise InvalidInput(f"`{of}` is {top}; give 1 or more, or 0 for all", param=of)
+        side, _ = either(asked, "truncation_direction", "truncation_side")
+        instruction, _ = either(asked, "instruction", "instruct")
         question = Question(
             queries=[asked.query],
             documents=[text_of(d, i, asked.rank_fields) for i, d in enumerate(given)],
-            truncate=truncation(embedder, asked.truncate, asked.truncate_prompt_tokens, side, said),
+            truncate=truncation(embedder, asked.truncate, asked.truncate_prompt_tokens, side),
             most_query=asked.max_tokens_per_query,
             most_document=asked.max_tokens_per_doc,
-            instruction=asked.instruct if asked.instruction is None else asked.instruction,
+            instruction=instruction,
             raw=bool(asked.raw_scores) if tei else asked.raw_scores,
             field="texts" if tei else "documents",
         )
@@ -188,7 +192,7 @@ class Rerank:
     async def score(self, request: Request) -> Answer:
         begin = time.perf_counter()
         embedder = self._model()
-        asked = _score(request.body)
+        asked = _score(request)
         check_model(asked.model, embedder.info.name)
         query_field, queries = _only(asked, "queries", "text_1", "data_1")
         field, documents = _only(asked, "documents", "items", "text_2", "data_2")
@@ -210,7 +214,7 @@ class Rerank:
     async def classify(self, request: Request) -> Answer:
         begin = time.perf_counter()
         embedder = self._model()
-        asked = _classify(request.body)
+        asked = _classify(request)
         check_model(asked.model, embedder.info.name)
         embedder.need("classify", route=request.path)
         tokens = await embedder.inputs(

@@ -60,7 +60,7 @@ async def score(embedder: Embedder, asked: Question, *, deadline: float, route: 
     embedder.need("classify", "embed", *(["tokens"] if late else []), route=route)
     for name, most in (("max_tokens_per_query", asked.most_query), ("max_tokens_per_doc", asked.most_document)):
         if most is not None and most < 1:
-            raise InvalidInput(f"{name} is {most}; give at least 1", param=name)
+            raise InvalidInput(f"`{name}` is {most}; give at least 1", param=name)
     if len(asked.queries) not in (1, len(asked.documents)):
         raise InvalidInput(
             f"{len(asked.queries)} queries for {len(asked.documents)} documents: give one for all, or one for each",
@@ -68,7 +68,7 @@ async def score(embedder: Embedder, asked: Question, *, deadline: float, route: 
         )
     if embedder.info.kind != "classify":
         if asked.instruction is not None:
-            raise InvalidInput("an embedding model takes no instruction with a pair", param="instruction")
+            raise InvalidInput("an embedding model takes no `instruction` with a pair", param="instruction")
         return await (_cosines if embedder.info.kind == "embed" else _nearest)(embedder, asked, deadline)
     if embedder.info.width != 1:
         raise WrongKind(
@@ -90,11 +90,14 @@ async def score(embedder: Embedder, asked: Question, *, deadline: float, route: 
     return Scores(logits if asked.raw else made(logits), done.tokens, done.timings)
 
 
-def _limited(embedder: Embedder, truncate: Truncate, most: int | None) -> Truncate:
-    """How texts are cut of which at most so many tokens are asked to be kept."""
+def _limited(embedder: Embedder, truncate: Truncate, most: int | None, field: str) -> Truncate:
+    """How texts are cut of which at most so many tokens are asked to be kept. `field` says so."""
     if most is None:
         return truncate
-    return Truncate(True, min(most, embedder.info.max_tokens, truncate.limit or most), truncate.left)
+    most = min(most, embedder.info.max_tokens)
+    if truncate.limit is not None and truncate.limit < most:
+        return truncate._replace(on=True)
+    return Truncate(True, most, truncate.left, field)
 
 
 async def _nearest(embedder: Embedder, asked: Question, deadline: float) -> Scores:
@@ -104,13 +107,13 @@ async def _nearest(embedder: Embedder, asked: Question, deadline: float) -> Scor
     ones = await embedder.vectors(
         asked.queries,
         query=True,
-        truncate=_limited(embedder, asked.truncate, asked.most_query),
+        truncate=_limited(embedder, asked.truncate, asked.most_query, "max_tokens_per_query"),
         field=asked.query_field,
     )
     many = await embedder.vectors(
         asked.documents,
         query=False,
-        truncate=_limited(embedder, asked.truncate, asked.most_document),
+        truncate=_limited(embedder, asked.truncate, asked.most_document, "max_tokens_per_doc"),
         field=asked.field,
     )
     maxsim = MaxSim(ones.batch, many.batch, mean=late.mean)
@@ -142,16 +145,21 @@ async def _cosines(embedder: Embedder, asked: Question, deadline: float) -> Scor
     prompts, truncate = embedder.prompts, asked.truncate
     ones = await embedder.inputs(
         asked.queries,
-        truncate=_limited(embedder, truncate, asked.most_query),
+        truncate=_limited(embedder, truncate, asked.most_query, "max_tokens_per_query"),
         prompt_name=prompts.named("query"),
         field=asked.query_field,
     )
     many = await embedder.inputs(
         asked.documents,
-        truncate=_limited(embedder, truncate, asked.most_document),
+        truncate=_limited(embedder, truncate, asked.most_document, "max_tokens_per_doc"),
         prompt_name=prompts.named("document"),
         field=asked.field,
     )
+    return await cosines(embedder, ones, many, deadline)
+
+
+async def cosines(embedder: Embedder, ones: Tokens, many: Tokens, deadline: float) -> Scores:
+    """Of one text, or one for each, with each of many. NonFinite, and what the encoder raises."""
 
     async def rows(tokens: Tokens) -> Done[Float32]:
         return await embedder.run(tokens, lambda first, rows: outputs.finish(rows, None, True), deadline=deadline)

@@ -7,22 +7,30 @@ Knows their JSON. /rerank is in rerank.py, /info in health.py.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 import numpy as np
 
 from hortus.errors import InvalidInput
 from hortus.ivy import assemble, outputs
-from hortus.ivy.body import check_model, decoder, one_of, sort_out
+from hortus.ivy.body import Asked, check_model, one_of, reader, sort_out
 from hortus.ivy.embed import Done, Embedder, Tokens
 from hortus.ivy.exchange import Answer, Request, body_of
 from hortus.ivy.openai import timed, truncation
 from hortus.ivy.rerank import Rerank, dumps, labels, ranked
+from hortus.ivy.scores import cosines
 from hortus.types import Float32
 
 
-class EmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
+class TeiRequest(Asked):
+    """Its word for a side is not vLLM's."""
+
+    def names(self) -> Mapping[str, str]:
+        return {"truncation_side": "truncation_direction"}
+
+
+class EmbedRequest(TeiRequest):
     """The body of /embed."""
 
     inputs: str | list[str | int | list[int]]
@@ -39,7 +47,7 @@ class EmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
     model: str | None = None
 
 
-class EmbedTokensRequest(msgspec.Struct, forbid_unknown_fields=True):
+class EmbedTokensRequest(TeiRequest):
     """The body of /embed_all and /embed_sparse."""
 
     inputs: str | list[str | int | list[int]]
@@ -64,12 +72,19 @@ class SimilarityParameters(msgspec.Struct, forbid_unknown_fields=True):
     prompt_name: str | None = None
 
 
-class SimilarityRequest(msgspec.Struct, forbid_unknown_fields=True):
+class SimilarityRequest(Asked):
     """The body of /similarity."""
 
     inputs: SimilarityInputs
     parameters: SimilarityParameters | None = None
     model: str | None = None
+
+    def names(self) -> Mapping[str, str]:
+        return {
+            "truncation_side": "parameters.truncation_direction",
+            "prompt_name": "parameters.prompt_name",
+            "truncate: true": "parameters.truncate: true",
+        }
 
 
 class PredictParameters(msgspec.Struct, forbid_unknown_fields=True):
@@ -80,7 +95,7 @@ class PredictParameters(msgspec.Struct, forbid_unknown_fields=True):
     top_k: int | None = None
 
 
-class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
+class PredictRequest(TeiRequest):
     """The body of /predict: one text, one pair, or a list whose entries are lists of one text or of a pair."""
 
     inputs: str | list[str | list[str]]
@@ -91,7 +106,7 @@ class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
     model: str | None = None
 
 
-class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
+class TokenizeRequest(Asked):
     """The body of /tokenize."""
 
     inputs: str | list[str]
@@ -100,7 +115,7 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
     prompt_name: str | None = None
 
 
-class DecodeRequest(msgspec.Struct, forbid_unknown_fields=True):
+class DecodeRequest(Asked):
     """The body of /decode."""
 
     ids: list[int | list[int]]
@@ -108,8 +123,8 @@ class DecodeRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Default true."""
 
 
-_embed, _embed_tokens, _similarity = decoder(EmbedRequest), decoder(EmbedTokensRequest), decoder(SimilarityRequest)
-_predict, _tokenize, _decode = decoder(PredictRequest), decoder(TokenizeRequest), decoder(DecodeRequest)
+_embed, _embed_tokens, _similarity = reader(EmbedRequest), reader(EmbedTokensRequest), reader(SimilarityRequest)
+_predict, _tokenize, _decode = reader(PredictRequest), reader(TokenizeRequest), reader(DecodeRequest)
 
 
 class Tei:
@@ -132,7 +147,7 @@ class Tei:
     async def embed(self, request: Request) -> Answer:
         begin = time.perf_counter()
         embedder = self._model()
-        asked = _embed(request.body)
+        asked = _embed(request)
         check_model(asked.model, embedder.info.name)
         embedder.need("embed", route=request.path)
         dimensions = embedder.dimensions(asked.dimensions)
@@ -151,7 +166,7 @@ class Tei:
         """A vector a token, special ones included, as they are."""
         begin = time.perf_counter()
         embedder = self._model()
-        asked = _embed_tokens(request.body)
+        asked = _embed_tokens(request)
         check_model(asked.model, embedder.info.name)
         embedder.need("embed", "tokens", route=request.path)
         if embedder.late is None:
@@ -165,7 +180,7 @@ class Tei:
     async def embed_sparse(self, request: Request) -> Answer:
         begin = time.perf_counter()
         embedder = self._model()
-        asked = _embed_tokens(request.body)
+        asked = _embed_tokens(request)
         check_model(asked.model, embedder.info.name)
         embedder.need("sparse", route=request.path)
         tokens = await self._inputs(embedder, asked)
@@ -182,34 +197,34 @@ class Tei:
         """Cosines of one sentence with others, all read with the same prompt."""
         begin = time.perf_counter()
         embedder = self._model()
-        asked = _similarity(request.body)
+        asked = _similarity(request)
         check_model(asked.model, embedder.info.name)
         embedder.need("embed", route=request.path)
         how = asked.parameters or SimilarityParameters()
-        if not asked.inputs.sentences:
-            raise InvalidInput("inputs.sentences is an empty list", param="inputs.sentences")
-        tokens = await embedder.inputs(
-            [asked.inputs.source_sentence, *asked.inputs.sentences],
-            truncate=truncation(embedder, how.truncate, None, how.truncation_direction, "truncation_direction"),
-            prompt_name=how.prompt_name,
-            field="inputs",
-        )
-        done: Done[Float32] = await embedder.run(tokens, lambda first, rows: rows, deadline=request.deadline)
-        one = done.parts[0][0]
-        values = np.concatenate([outputs.cosines(one, part) for part in done.parts])
-        return timed(dumps(values[1:]), done.timings, begin)
+        sides = ("source_sentence", [asked.inputs.source_sentence]), ("sentences", asked.inputs.sentences)
+        one, many = [
+            await embedder.inputs(
+                texts,
+                truncate=truncation(embedder, how.truncate, None, how.truncation_direction),
+                prompt_name=how.prompt_name,
+                field=f"inputs.{field}",
+            )
+            for field, texts in sides
+        ]
+        scores = await cosines(embedder, one, many, request.deadline)
+        return timed(dumps(scores.values), scores.timings, begin)
 
     async def predict(self, request: Request) -> Answer:
         begin = time.perf_counter()
         embedder = self._model()
-        asked = _predict(request.body)
+        asked = _predict(request)
         check_model(asked.model, embedder.info.name)
         embedder.need("classify", route=request.path)
         top = asked.parameters.top_k if asked.parameters else None
         if top is not None and top < 1:
-            raise InvalidInput(f"top_k is {top}; give 1 or more", param="parameters.top_k")
+            raise InvalidInput(f"`parameters.top_k` is {top}; give 1 or more", param="parameters.top_k")
         lefts, rights, single = _texts_or_pairs(asked.inputs)
-        truncate = truncation(embedder, asked.truncate, None, asked.truncation_direction, "truncation_direction")
+        truncate = truncation(embedder, asked.truncate, None, asked.truncation_direction)
         if rights:
             tokens = await embedder.pairs(lefts, rights, truncate=truncate, field="inputs")
         else:
@@ -226,13 +241,13 @@ class Tei:
         named = asked.parameters.function_to_apply if asked.parameters else None
         if named is not None:
             return {"sigmoid": outputs.sigmoid, "softmax": outputs.softmax, "none": lambda rows: rows}[
-                one_of(named, ("sigmoid", "softmax", "none"), "function_to_apply")
+                one_of(named, ("sigmoid", "softmax", "none"), "parameters.function_to_apply")
             ]
         return (lambda rows: rows) if asked.raw_scores else embedder.probabilities
 
     async def tokenize(self, request: Request) -> Answer:
         embedder = self._model()
-        asked = _tokenize(request.body)
+        asked = _tokenize(request)
         texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
         embedder.count(len(texts), "inputs")
         prompt = embedder.prompts.choose(asked.prompt_name)
@@ -242,7 +257,7 @@ class Tei:
 
     async def decode(self, request: Request) -> Answer:
         embedder = self._model()
-        asked = _decode(request.body)
+        asked = _decode(request)
         sequences, flat = sort_out(asked.ids, "ids")
         embedder.count(len(sequences), "ids")
         skip = asked.skip_special_tokens is not False
@@ -253,14 +268,14 @@ class Tei:
         """For late interaction, whose two prompts say how a text is read, not only what goes before it."""
         role = one_of(asked.prompt_name or "document", ("query", "document"), "prompt_name")
         inputs, flat = sort_out(asked.inputs, "inputs")
-        truncate = truncation(embedder, asked.truncate, None, asked.truncation_direction, "truncation_direction")
+        truncate = truncation(embedder, asked.truncate, None, asked.truncation_direction)
         return await embedder.vectors(inputs, query=role == "query", truncate=truncate, flat=flat, field="inputs")
 
     async def _inputs(self, embedder: Embedder, asked: EmbedRequest | EmbedTokensRequest) -> Tokens:
         inputs, flat = sort_out(asked.inputs, "inputs")
         return await embedder.inputs(
             inputs,
-            truncate=truncation(embedder, asked.truncate, None, asked.truncation_direction, "truncation_direction"),
+            truncate=truncation(embedder, asked.truncate, None, asked.truncation_direction),
             prompt_name=asked.prompt_name,
             flat=flat,
             field="inputs",

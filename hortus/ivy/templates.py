@@ -101,12 +101,12 @@ class Prompts:
         if name:
             if ids:
                 raise InvalidInput(
-                    "prompt_name cannot be used with token ids: they are embedded as they are", param="prompt_name"
+                    "`prompt_name` cannot be used with token ids: they are embedded as they are", param="prompt_name"
                 )
             if name not in self.texts:
                 known = ", ".join(sorted(self.texts)) or "none"
                 raise InvalidInput(
-                    f"unknown prompt_name {name!r:.80}; this model's prompts: {known}", param="prompt_name"
+                    f"unknown `prompt_name` {name!r:.80}; this model's prompts: {known}", param="prompt_name"
                 )
             return self.texts[name] or ""
         if name is None and self.default is not None and not ids:
@@ -120,7 +120,7 @@ class Prompts:
             return None
         if input_type not in INPUT_TYPES:
             raise InvalidInput(
-                f"unknown input_type {input_type!r:.80}; allowed: {', '.join(INPUT_TYPES)}", param="input_type"
+                f"unknown `input_type` {input_type!r:.80}; allowed: {', '.join(INPUT_TYPES)}", param="input_type"
             )
         return next((n for n in INPUT_TYPES[input_type] if n in self.texts), None)
 

@@ -259,7 +259,7 @@ class Tokenizer(Reader):
 
         def work(lo: int, hi: int) -> bytes:
             part = sequences[lo:hi]
-            self.pack(part, lo, flat=flat, field=field)  # which refuses what is not in the vocabulary
+            self.check_ids(part, lo, flat=flat, field=field)
             return orjson.dumps(self.texts(part, skip_special=skip_special))[1:-1]
 
         sizes = [*map(len, sequences)]

@@ -227,7 +227,7 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path):
         ({"precision": "int8"}, "--int8-ranges"),
         ({"dimensions": 1000}, "1 to 384"),
         ({"format": "jsonl"}, "none is a JSON object"),
-        ({"prompt_name": "q"}, "unknown prompt_name"),
+        ({"prompt_name": "q"}, "unknown `prompt_name`"),
     ],
     ids=str,
 )

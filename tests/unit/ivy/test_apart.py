@@ -91,7 +91,7 @@ async def test_the_errors_are_the_same(both):
                 await tokenizer.batch(texts, field="texts")
             told.append((e.value.message, e.value.param, e.value.code))
         assert told[0] == told[1]
-    with pytest.raises(InvalidInput, match="a limit of 1 tokens"):
+    with pytest.raises(InvalidInput, match="`truncate_prompt_tokens` is 1;"):
         await both[0].batch(["a"], truncate=Truncate(True, 1))
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from hortus.errors import TABLE
 from hortus.ivy.app import App
-from hortus.ivy.openai import EmbeddingsRequest, decode
+from hortus.ivy.body import decoder
+from hortus.ivy.openai import EmbeddingsRequest
 
 TEXT = (Path(__file__).parents[3] / "docs" / "http-api.md").read_text()
 
@@ -33,7 +34,7 @@ def test_every_route_is_described(client):
 
 def test_the_request_to_copy_is_valid_and_the_headers_are_sent():
     for body in re.findall(r"-d '(.*)'", TEXT):
-        decode(body.encode())
+        decoder(EmbeddingsRequest)(body.encode())
     for block in re.findall(r"```json\n(.*?)```", TEXT, re.S):
         json.loads(block)
 
