@@ -1,7 +1,8 @@
-"""Two published models that transformers has no code for, written down anew from what was published, the slow way.
+"""Published models that transformers has no code for, written down anew from what was published, the slow way.
 
 Each takes a checkpoint's tensors by their names and one sequence, and gives hidden states [tokens, hidden]. GTE under
-its own name `new`: Zhang et al., arXiv 2407.19669. JinaBERT: Günther et al., arXiv 2310.19923. No part of Hortus is used.
+its own name `new`: Zhang et al., arXiv 2407.19669. JinaBERT: Günther et al., arXiv 2310.19923. XLM-RoBERTa with rotary
+positions, that of jina-colbert-v2: Jha et al., arXiv 2408.16672. No part of Hortus is used.
 """
 
 from __future__ import annotations
@@ -66,6 +67,30 @@ def new(state: State, config: dict[str, Any], ids: Tensor, types: Tensor) -> Ten
         both = linear(state, at + "mlp.up_gate_proj", x)
         up, gate = both[:, :inner], both[:, inner:]
         x = norm(state, at + "mlp_ln", x + linear(state, at + "mlp.down_proj", up * F.gelu(gate)), config)
+    return x
+
+
+def rotary_roberta(state: State, config: dict[str, Any], ids: Tensor, types: Tensor) -> Tensor:
+    """XLM-RoBERTa's blocks; no token has a position but by its angle."""
+    heads = config["num_attention_heads"]
+    x = state["embeddings.word_embeddings.weight"][ids] + state["embeddings.token_type_embeddings.weight"][types]
+    x = norm(state, "emb_ln", x, config)
+    d = x.shape[1] // heads
+    angle = torch.outer(
+        torch.arange(len(ids)).float(), 1.0 / config["rotary_emb_base"] ** (torch.arange(0, d, 2).float() / d)
+    )
+
+    def turn(y: Tensor) -> Tensor:
+        a, b = y[..., : d // 2], y[..., d // 2 :]
+        return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
+
+    for n in range(config["num_hidden_layers"]):
+        at = f"encoder.layers.{n}."
+        q, k, v = (split(y, heads) for y in linear(state, at + "mixer.Wqkv", x).chunk(3, -1))
+        x = norm(state, at + "norm1", x + linear(state, at + "mixer.out_proj", attend(turn(q), turn(k), v)), config)
+        x = norm(
+            state, at + "norm2", x + linear(state, at + "mlp.fc2", F.gelu(linear(state, at + "mlp.fc1", x))), config
+        )
     return x
 
 

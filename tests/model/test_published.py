@@ -1,4 +1,4 @@
-"""GTE as `new`, and both kinds of JinaBERT, against what tests/model/published.py makes of the same files.
+"""GTE as `new`, both kinds of JinaBERT, and Jina's XLM-RoBERTa, against what tests/model/published.py makes of the same files.
 
 transformers has no code for them, and what it would run from the hub may not be run here: so the references are written
 anew from what was published, and prove our reading of it no better than that. The files are as the hub's.
@@ -39,6 +39,11 @@ JINA = SIZES | {
     "auto_map": {"AutoModel": "jinaai/jina-bert-implementation--modeling_bert.JinaBertModel"},
 }  # fmt: skip
 CODE = JINA | {"auto_map": {"AutoModel": "jinaai/jina-bert-v2-qk-post-norm--modeling_bert.JinaBertModel"}}
+ROBERTA = SIZES | {
+    "model_type": "xlm-roberta", "num_attention_heads": 6, "max_position_embeddings": 322, "type_vocab_size": 1,
+    "position_embedding_type": "rotary", "rotary_emb_base": 20000.0, "hidden_act": "gelu", "pad_token_id": 1,
+    "auto_map": {"AutoConfig": "jinaai/xlm-roberta-flash-implementation--configuration_xlm_roberta.XLMRobertaFlashConfig"},
+}  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {
     "new": NEW,
     "new, not stretched": NEW | {"rope_scaling": None, "type_vocab_size": 1},
@@ -133,6 +138,97 @@ def test_hidden_states(case: str, prefix: str, tmp_path: Path) -> None:
     check_rows(tmp_path, [x.mean(0) for x in hidden(config, state, ragged())], "embed", ragged())
 
 
+def roberta_tensors(*, rotary: bool, labels: int = 0) -> dict[str, Any]:
+    """A random checkpoint of Jina's XLM-RoBERTa, by the published names."""
+    torch.manual_seed(0)
+    h, inner = SIZES["hidden_size"], SIZES["intermediate_size"]
+    norms, matrices = ["emb_ln"], {"embeddings.word_embeddings": (300, h), "embeddings.token_type_embeddings": (1, h)}
+    if not rotary:
+        matrices["embeddings.position_embeddings"] = (322, h)
+    for n in range(SIZES["num_hidden_layers"]):
+        at = f"encoder.layers.{n}."
+        norms += [at + "norm1", at + "norm2"]
+        matrices |= {at + "mixer.Wqkv": (3 * h, h), at + "mixer.out_proj": (h, h)}
+        matrices |= {at + "mlp.fc1": (inner, h), at + "mlp.fc2": (h, inner)}
+    if labels:
+        matrices |= {"classifier.dense": (h, h), "classifier.out_proj": (labels, h)}
+    state = {name + ".weight": torch.randn(shape) * 0.2 for name, shape in matrices.items()}
+    state |= {n + ".bias": torch.randn(s[0]) * 0.2 for n, s in matrices.items() if not n.startswith("embeddings.")}
+    for name in norms:
+        state |= {name + ".weight": 1 + torch.randn(h) * 0.3, name + ".bias": torch.randn(h) * 0.3}
+    return state
+
+
+def roberta_hidden(state: dict[str, Any], batch: TokenBatch) -> list[Any]:
+    parts = np.split(batch.ids.astype(np.int64), batch.cu_seqlens[1:-1])
+    return [published.rotary_roberta(state, ROBERTA, i, torch.zeros_like(i)) for i in map(torch.from_numpy, parts)]
+
+
+@pytest.mark.parametrize("prefix", ["", "roberta."])
+def test_rotary_roberta(prefix: str, tmp_path: Path) -> None:
+    state = roberta_tensors(rotary=True)
+    written(tmp_path, ROBERTA, "XLMRobertaModel", state, prefix)
+    check_rows(tmp_path, [x.mean(0) for x in roberta_hidden(state, ragged())], "embed", ragged())
+
+
+def test_jina_colbert(tmp_path: Path) -> None:
+    """A vector a token through the projection beside the trunk, and the markers that its own file names."""
+    state = roberta_tensors(rotary=True)
+    linear = torch.randn(8, 48)
+    written(tmp_path, ROBERTA, "HF_ColBERT", {"roberta." + k: v for k, v in state.items()} | {"linear.weight": linear})
+    metadata = {"dim": 8, "query_token_id": "[QueryMarker]", "doc_token_id": "[DocumentMarker]", "doc_maxlen": 300}
+    (tmp_path / "artifact.metadata").write_text(json.dumps(metadata | {"attend_to_mask_tokens": True}))
+    (tmp_path / "special_tokens_map.json").write_text('{"mask_token": "<mask>"}')
+    folder = open_folder(str(tmp_path))
+    assert folder.late is not None
+    assert folder.late.markers == ("[QueryMarker]", "[DocumentMarker]")
+    assert folder.max_tokens == 320
+    engine = open_engine(folder, RoseConfig(threads=1))
+    assert (engine.info.kind, engine.info.width) == ("tokens", 8)
+    batch = ragged()
+    each = np.arange(batch.total_tokens, dtype=np.int32)
+    spans = np.stack([each, each + 1], 1)
+    got = engine.step(TokenBatch(batch.ids, batch.cu_seqlens, None, spans, batch.lengths)).result()
+    got = got / np.linalg.norm(got, axis=1, keepdims=True)
+    want = torch.nn.functional.normalize(torch.cat(roberta_hidden(state, batch)) @ linear.T, dim=1).numpy()
+    assert np.abs(got - want).max() < 1e-5
+
+
+@pytest.mark.parametrize("labels", [1, 3])
+def test_jina_reranker_of_learned_positions(labels: int, tmp_path: Path) -> None:
+    """transformers' XLM-RoBERTa, once its tensors are called by its names, the way back that Jina's converter took."""
+    transformers = pytest.importorskip("transformers")
+    state = roberta_tensors(rotary=False, labels=labels)
+    config = ROBERTA | {"position_embedding_type": "absolute"}
+    ours = {k if k.startswith("classifier") else "roberta." + k: v for k, v in state.items()}
+    written(tmp_path, config, "XLMRobertaForSequenceClassification", ours)
+    names = {f"LABEL_{i}": i for i in range(labels)}
+    said = json.loads((tmp_path / "config.json").read_text()) | {"id2label": {i: n for n, i in names.items()}}
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    theirs: dict[str, Any] = {}
+    for key, value in ours.items():
+        for new, old in (
+            ("emb_ln", "embeddings.LayerNorm"), ("encoder.layers", "encoder.layer"), ("norm1", "attention.output.LayerNorm"),
+            ("norm2", "output.LayerNorm"), ("mixer.out_proj", "attention.output.dense"),
+            ("mlp.fc1", "intermediate.dense"), ("mlp.fc2", "output.dense"),
+        ):  # fmt: skip
+            key = key.replace(new, old)
+        if "mixer.Wqkv" in key:
+            parts = zip(("query", "key", "value"), value.chunk(3), strict=True)
+            theirs |= {key.replace("mixer.Wqkv", "attention.self." + name): part for name, part in parts}
+        else:
+            theirs[key] = value
+    plain = {k: v for k, v in config.items() if k not in ("auto_map", "model_type", "position_embedding_type")}
+    made = transformers.XLMRobertaConfig(**plain, num_labels=labels)
+    model = transformers.XLMRobertaForSequenceClassification(made).eval()
+    model.load_state_dict(theirs)
+    batch = TokenBatch.of([np.random.default_rng(n).integers(2, 300, n).tolist() for n in LENGTHS])
+    ids = np.split(batch.ids.astype(np.int64), batch.cu_seqlens[1:-1])
+    with torch.inference_mode():
+        want = [model(torch.from_numpy(i)[None]).logits[0] for i in ids]
+    check_rows(tmp_path, want, "classify", batch)
+
+
 @pytest.mark.parametrize("case", ["new", "jina", "jina, code"])
 def test_logits(case: str, tmp_path: Path) -> None:
     config, new = CASES[case], case == "new"
@@ -179,6 +275,14 @@ def test_segments(case: str, tmp_path: Path) -> None:
             "feed_forward_type 'original' is not supported; supported: geglu, reglu",
         ),
         (JINA | {"is_decoder": True}, "is_decoder True is not supported"),
+        (ROBERTA | {"lora_adaptations": ["retrieval.query"]}, "lora_adaptations .* is not supported; supported: None"),
+        (ROBERTA | {"rotary_emb_interleaved": True}, "rotary_emb_interleaved True is not supported"),
+        (ROBERTA | {"rotary_emb_dim": 4}, "rotary_emb_dim 4 is not supported; supported: 8"),
+        (ROBERTA | {"rotary_emb_base": 0}, "rotary_emb_base must be a positive number, not 0"),
+        (
+            ROBERTA | {"model_type": "roberta"},
+            "position_embedding_type 'rotary' is not supported; supported: 'absolute'",
+        ),
         (JINA | {"num_attention_heads": 5}, "hidden size 48 does not make 5 heads"),
     ],
 )

@@ -1,7 +1,8 @@
 """BERT and those built like it: RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, MPNet. JinaBERT too: see jina_bert.py.
 
 Learned positions, full attention, a LayerNorm after each residual sum (Devlin et al., arXiv 1810.04805). What differs is
-data: the names of the tensors, where positions start, whether there are segments, or a bias by distance (MPNet).
+data: the names of the tensors, where positions start, whether there are segments, or a bias by distance (MPNet). XLM-RoBERTa
+in Jina's own writing (jina-reranker-v2, jina-colbert-v2) has other names and may have rotary positions (arXiv 2408.16672).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from hortus.rose.models import Weights, jina_bert
 from hortus.rose.models.encoder import family
 from hortus.rose.models.encoder_spec import EncoderSpec, Names
 from hortus.rose.models.reading import Config, read_encoder
+from hortus.rose.models.rotary import read_rope
 
 ROBERTA = Names(
     pooler="classifier.dense",
@@ -44,6 +46,17 @@ DISTILBERT = Names(
     masked_norm="vocab_layer_norm",
     decoder="vocab_projector",
     decoder_bias="vocab_projector.bias",
+)
+JINA = dataclasses.replace(
+    ROBERTA,
+    norm="emb_ln",
+    layer="encoder.layers.",
+    qkv=("mixer.Wqkv",),
+    out="mixer.out_proj",
+    attention_norm=("norm1",),
+    up=("mlp.fc1",),
+    down="mlp.fc2",
+    mlp_norm="norm2",
 )
 _NAMES = {"bert": Names(), "distilbert": DISTILBERT, "mpnet": MPNET}
 """By model_type; all others': RoBERTa's."""
@@ -77,7 +90,12 @@ def spec_from_config(config: dict[str, Any]) -> EncoderSpec:
         return jina_bert.spec_from_config(config)
     distil, mpnet = config.get("model_type") == "distilbert", config.get("model_type") == "mpnet"
     read = Config(config, _DISTILBERT_KEYS if distil else {})
-    read.only({"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False})
+    rotary = read.kind == "xlm-roberta" and read.get("position_embedding_type") == "rotary"
+    jina = rotary or "XLMRobertaFlashConfig" in str(read.get("auto_map"))  # said only there
+    if jina:
+        read.only({"lora_adaptations": None, "rotary_emb_interleaved": False, "rotary_emb_scale_base": None})
+    positions = "rotary" if rotary else "absolute"
+    read.only({"position_embedding_type": positions, "is_decoder": False, "add_cross_attention": False})
     if mpnet:
         read.only({"relative_attention_num_buckets": _BUCKETS})
     # Row 0 is the first token's, or the one after padding's (MPNet's code says 2, whatever padding is).
@@ -85,12 +103,17 @@ def spec_from_config(config: dict[str, Any]) -> EncoderSpec:
     first = 2 if mpnet else 0 if plain else read.whole("pad_token_id", 1, least=0) + 1
     spec = read_encoder(
         read,
-        _NAMES.get(read.kind, ROBERTA),
+        JINA if jina else _NAMES.get(read.kind, ROBERTA),
         eps=1e-12 if distil else read.number("layer_norm_eps", 1e-12),
         activation=read.activation("activation" if distil else "hidden_act"),
         masked=None if plain else "gelu",  # whatever hidden_act is
         pooler="relu" if distil else "tanh",
+        even=rotary,
     )
+    if rotary:
+        read.only({"rotary_emb_dim": spec.heads.head_dim})
+        rope = read_rope(config, 10_000.0, spec.heads.head_dim, key="rotary_emb_base")
+        return dataclasses.replace(spec, rope=(rope,))
     return dataclasses.replace(
         spec,
         positions=read.whole("max_position_embeddings", 512, least=first + 1) - first,
