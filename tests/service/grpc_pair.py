@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from gateway_server import FOLDER
+from patience import until
 
 from hortus.config import LinkConfig, TulipConfig
 from hortus.folder import ModelFolder
@@ -41,13 +41,6 @@ class Tulip:
 def batch(*ids: int) -> TokenBatch:
     """One sequence for each id, of that id three times."""
     return TokenBatch.of([[i] * 3 for i in ids])
-
-
-async def until(condition: Callable[[], object], seconds: float = 60) -> None:
-    """Wait for something seen from outside, with a deadline."""
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event
-            await asyncio.sleep(0.005)
 
 
 async def start_tulip(

@@ -13,12 +13,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 from gateway_server import FOLDER, read_answer
+from patience import PATIENCE_S
+from patience import until_seen as until
 
 from hortus.config import IvyConfig, TulipConfig
 from hortus.errors import StartError
@@ -38,14 +41,6 @@ def get(server, path: str) -> tuple[int, dict]:
     return status, json.loads(body)
 
 
-def until(condition, seconds: float = 60) -> None:
-    """Wait for something seen from outside, with a deadline."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.01)
-
-
 # --- start
 
 
@@ -61,9 +56,9 @@ async def test_health_answers_while_the_model_loads():
         loading.set()
 
     task = asyncio.create_task(serve(app, app.config, started=load, stop=stop))
-    await asyncio.wait_for(loading.wait(), 60)
+    await asyncio.wait_for(loading.wait(), PATIENCE_S)
     stop.set()
-    await asyncio.wait_for(task, 60)
+    await asyncio.wait_for(task, PATIENCE_S)
     assert [r.status_code for r in seen] == [200, 503, 503]
     assert "loading" in seen[1].json()["error"]["message"]
 
@@ -74,7 +69,7 @@ async def test_a_load_that_fails_ends_the_server_with_its_error():
 
     app = App(IvyConfig(port=0), Metrics())
     with pytest.raises(StartError, match="no such model"):
-        await asyncio.wait_for(serve(app, app.config, started=load), 60)
+        await asyncio.wait_for(serve(app, app.config, started=load), PATIENCE_S)
 
 
 async def test_a_stop_during_the_load_cancels_it():
@@ -89,7 +84,7 @@ async def test_a_stop_during_the_load_cancels_it():
             raise
 
     app = App(IvyConfig(port=0), Metrics())
-    await asyncio.wait_for(serve(app, app.config, started=load, stop=stop), 60)
+    await asyncio.wait_for(serve(app, app.config, started=load, stop=stop), PATIENCE_S)
     assert cancelled
 
 
@@ -108,13 +103,14 @@ def test_a_taken_port_and_a_wrong_host_are_start_errors():
 
 
 def test_ready_tells_a_hung_engine_from_a_live_one(run, monkeypatch):
-    monkeypatch.setattr("hortus.ivy.health.PROBE_S", 0.3)
     monkeypatch.setattr("hortus.ivy.health.FRESH_S", 0.05)
     with run() as server:
         assert get(server, "/ready") == (200, {"status": "ready"})
-        time.sleep(0.1)
         server.engine.hold()
-        status, told = get(server, "/ready")
+        with monkeypatch.context() as patch:
+            patch.setattr("hortus.ivy.health.PROBE_S", 0.3)
+            time.sleep(0.1)  # what was asked before is fresh no more
+            status, told = get(server, "/ready")
         assert status == 503
         assert "engine" in told["error"]["message"]
         assert get(server, "/health")[0] == 200
@@ -151,8 +147,8 @@ def test_overload_is_429_with_retry_after_and_ends(run):
         assert all("--max-queue-tokens" in e["message"] for e in refused)
         engine.hold()
         assert server.sample("hortus_requests_total", code="overloaded") == statuses.count(429)
-        with httpx.Client(base_url=server.url) as client, ThreadPoolExecutor(8) as pool:
-            waiting = [pool.submit(server.raw, request("one two three four five six seven eight")) for _ in range(8)]
+        with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client, ThreadPoolExecutor(16) as pool:
+            waiting = [pool.submit(server.raw, request("one two three four five six seven eight")) for _ in range(16)]
             until(lambda: server.sample("hortus_queue_tokens") >= 60 or any(w.done() for w in waiting))
             reply = client.post(
                 "/v1/embeddings", json={"model": "mini", "input": "one two three four five six seven eight"}
@@ -182,15 +178,36 @@ def test_work_of_a_client_that_left_is_dropped(run):
 
 
 def test_a_huge_request_lets_short_ones_through(run):
-    engine = FakeEngine.like(FOLDER, delay_s=0.005)
+    class Stepped(FakeEngine):
+        """A step comes to its end when it is let."""
+
+        def __init__(self, *args, **more):
+            super().__init__(*args, **more)
+            self.allowed = threading.Semaphore(0)
+
+        def step(self, batch):
+            assert self.allowed.acquire(timeout=PATIENCE_S)
+            return super().step(batch)
+
+    engine = Stepped.like(FOLDER, asynchronous=False)
     with run(engine, TulipConfig(max_batch_tokens=512)) as server:
         object.__setattr__(engine.info, "batch_tokens", 512)
-        with ThreadPoolExecutor(1) as pool:
+        with ThreadPoolExecutor(2) as pool:
             huge = pool.submit(server.raw, request(["one two three four five six"] * 8000))
-            until(lambda: engine.steps > 5)
+            until(lambda: server.sample("hortus_queue_tokens") > 0)
             for _ in range(5):
-                assert server.raw(request())[0] == 200
-            assert not huge.done(), "the huge request was too small for this test"
+                in_flight = server.sample("hortus_requests_in_flight")
+                short = pool.submit(server.raw, request())
+                until(lambda f=in_flight: server.sample("hortus_requests_in_flight") > f)
+                steps = engine.steps
+                while not short.done():
+                    engine.allowed.release()
+                    begun = engine.steps
+                    until(lambda b=begun, s=short: engine.steps > b or s.done())
+                assert short.result()[0] == 200
+                assert engine.steps - steps <= 6, "of 160 that the huge one takes"
+                assert not huge.done()
+            engine.allowed.release(10_000)
             status, body = huge.result()
         assert status == 200
         assert [d["index"] for d in json.loads(body)["data"]] == list(range(8000))
@@ -224,10 +241,10 @@ def test_drain_under_load_loses_nothing(run):
         for t in threads:
             t.start()
         for _ in range(40):
-            assert enough.acquire(timeout=60)
+            assert enough.acquire(timeout=PATIENCE_S)
         server.stop()
         for t in threads:
-            t.join(20)
+            t.join(PATIENCE_S)
         server.join()
     assert set(outcomes) <= {"200", "draining", "refused"}
     assert outcomes.count("200") >= 40
@@ -269,38 +286,68 @@ def test_what_does_not_finish_in_drain_s_is_told_so(run):
 PROGRAM = Path(__file__).with_name("gateway_program.py")
 
 
-def _start(*args: str) -> tuple[subprocess.Popen, int]:
-    env = {**os.environ, "PYTHONPATH": str(PROGRAM.parents[2]), "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen([sys.executable, str(PROGRAM), *args], stdout=subprocess.PIPE, env=env)
-    line = process.stdout.readline().decode()
-    return process, int(re.search(r":(\d+)$", line.strip())[1])
+@contextlib.contextmanager
+def program(*args: str, files: int = 1024) -> Iterator[tuple[subprocess.Popen, int]]:
+    """(gateway_program.py, its port), with so many open files."""
+    paths = os.pathsep.join([str(PROGRAM.parents[2]), str(PROGRAM.parents[1])])
+    env = {**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
+    words = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", sys.executable, str(PROGRAM), *args]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env) as process:
+        try:
+            told = process.stdout.readline().decode().strip()
+            assert told, process.stderr.read().decode()
+            yield process, int(re.search(r":(\d+)$", told)[1])
+        finally:
+            process.kill()
+
+
+def connected(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+
+
+@contextlib.contextmanager
+def draining(number: int) -> Iterator[tuple[subprocess.Popen, socket.socket]]:
+    """(process, connection): a request is in, the signal was sent and heeded, and the engine is held still."""
+    with program() as (process, port), connected(port) as sock:
+        sock.sendall(request())
+        metrics = f"http://127.0.0.1:{port}/metrics"
+        until(lambda: "\nhortus_requests_in_flight 1.0\n" in httpx.get(metrics, timeout=PATIENCE_S).text)
+        process.send_signal(number)
+
+        def refused() -> bool:
+            try:
+                connected(port).close()
+            except ConnectionError:
+                return True
+            return False
+
+        until(refused)
+        yield process, sock
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains_and_exits_with_0(number):
-    process, port = _start("0.3")
-    with process, socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
-        sock.sendall(request())
-        time.sleep(0.1)
-        process.send_signal(number)
+    with draining(number) as (process, sock):
+        process.send_signal(signal.SIGUSR1)
         assert read_answer(sock)[0] == 200
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 def test_a_hang_up_reloads_templates_and_nothing_else(tmp_path):
     file = tmp_path / "templates.toml"
     file.write_text('[prompts]\nold = "old "\n')
-    process, port = _start("0", str(file))
-    with process, httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+    with (
+        program(str(file)) as (process, port),
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as client,
+    ):
+        process.send_signal(signal.SIGUSR1)
         assert "old" in client.get("/info").json()["prompts"]
         file.write_text('[prompts]\nnew = "new "\n')
         process.send_signal(signal.SIGHUP)
-        end = time.monotonic() + 60
-        while "new" not in client.get("/info").json()["prompts"]:
-            assert time.monotonic() < end
+        until(lambda: "new" in client.get("/info").json()["prompts"])
         assert client.post("/embed", json={"inputs": "a", "prompt_name": "new"}).status_code == 200
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -324,10 +371,15 @@ def test_hang_ups_during_the_start_do_no_harm(flags):
     with subprocess.Popen(
         [sys.executable, "-m", "hortus.start", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:
-        ignored = 1 << (signal.SIGHUP - 1)
-        until(
-            lambda: int(re.search(r"SigIgn:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())[1], 16) & ignored
-        )
+
+        def armed() -> bool:
+            """A hang-up is ignored, or has a handler already."""
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            return any(
+                int(mask, 16) & 1 << (signal.SIGHUP - 1) for mask in re.findall(r"Sig(?:Ign|Cgt):\s*(\w+)", status)
+            )
+
+        until(armed)
         told = threading.Event()
 
         def hang_up() -> None:
@@ -342,34 +394,24 @@ def test_hang_ups_during_the_start_do_no_harm(flags):
                 told.set()
             done.result()
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 def test_a_second_signal_exits_at_once():
-    process, port = _start("60")
-    with process, socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
-        sock.sendall(request())
-        time.sleep(0.1)
-        process.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
+    """Not after --drain-s, when it would exit with 0."""
+    with draining(signal.SIGTERM) as (process, _):
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
-        assert process.wait(5) == 128 + signal.SIGTERM
+        assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM
 
 
 def test_more_clients_than_open_files_are_told_so():
     """With 192 open files in all, 128 of them kept for other things."""
-    command = f"ulimit -n 192; exec {sys.executable} {PROGRAM} 0"
-    env = {**os.environ, "PYTHONPATH": str(PROGRAM.parents[2]), "PYTHONUNBUFFERED": "1"}
-    with (
-        subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env) as process,
-        contextlib.ExitStack() as open_,
-    ):
-        open_.callback(process.kill)
-        port = int(re.search(r":(\d+)$", process.stdout.readline().decode().strip())[1])
+    with program(files=192) as (process, port), contextlib.ExitStack() as open_:
+        process.send_signal(signal.SIGUSR1)
 
         def connect() -> socket.socket:
-            return open_.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+            return open_.enter_context(connected(port))
 
         inside = [connect() for _ in range(64)]
         for sock in inside:
@@ -397,8 +439,9 @@ def test_more_clients_than_open_files_are_told_so():
 
         until(welcome)
         process.terminate()
-        assert process.wait(20) == 0
-        assert process.stderr.read().count(b"ulimit -n") == 1
+        assert process.wait(PATIENCE_S) == 0
+        # Once in ten seconds at most, and there were more than three hundred.
+        assert 1 <= process.stderr.read().count(b"ulimit -n") < 20
 
 
 def test_a_start_that_fails_does_not_speak_of_stopping():
@@ -427,4 +470,4 @@ def test_series_do_not_grow_with_traffic(run):
             server.raw(b"GET /x%d HTTP/1.1\r\nhost: x\r\n\r\n" % i)
         assert series() == before
         assert server.sample("hortus_requests_total", code="ok") >= 31
-        assert server.sample("hortus_requests_in_flight") == 0
+        until(lambda: server.sample("hortus_requests_in_flight") == 0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,8 +15,8 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from grpc_pair import Garden, batch, garden, until
-from patience import timed
+from grpc_pair import Garden, batch, garden
+from patience import PATIENCE_S, until
 
 from hortus import errors
 from hortus.tulip.fake import fake_rows
@@ -86,17 +86,20 @@ async def wire(to: str):
         await one.close()
 
 
-async def answered(replicas, count: int, deadline_s: float = 8.0) -> float:
-    """Ask so many at once; every one is answered rightly. Returns how long the last one took."""
-    begin = time.monotonic()
-    results = await asyncio.gather(*[replicas.encode(batch(n), deadline=begin + deadline_s) for n in range(count)])
+async def answered(replicas, count: int) -> float:
+    """Ask so many at once; every one is answered rightly. Returns how often one was asked of a second replica."""
+
+    def retries() -> float:
+        return replicas._metrics.registry.get_sample_value("hortus_replica_retries_total")
+
+    before, deadline = retries(), time.monotonic() + PATIENCE_S
+    results = await asyncio.gather(*[replicas.encode(batch(n), deadline=deadline) for n in range(count)])
     for n, result in enumerate(results):
         np.testing.assert_array_equal(result.rows, fake_rows(batch(n), 384))
-    return time.monotonic() - begin
+    return retries() - before
 
 
 @pytest.mark.parametrize("ways", [("asks",), ("answers",), ("asks", "answers")])
-@timed
 async def test_what_a_dead_link_holds_is_answered_elsewhere(world: Garden, ways):
     """Whichever way is cut: where only answers are lost the work is done twice, and answered once."""
     a, b = [await world.tulip() for _ in range(2)]
@@ -104,16 +107,15 @@ async def test_what_a_dead_link_holds_is_answered_elsewhere(world: Garden, ways)
         replicas = await world.replicas(through, b.address, silence_s=0.6)
         links = {link.target.address: link for link in replicas.links.values()}
         behind = next(link for address, link in links.items() if address.endswith(through))
-        assert await answered(replicas, 50) < 2
+        assert await answered(replicas, 50) == 0
         line.cut(*ways)
-        took = await answered(replicas, 50)
-        assert 0.3 < took < 5, "as long as the silence, and no longer than it takes to be sure"
+        assert await answered(replicas, 50) > 0, "what the link held went to the other"
         assert not behind.up
-        assert await answered(replicas, 50) < 2, "from then on nothing waits for it"
+        assert await answered(replicas, 50) == 0, "from then on nothing waits for it"
         assert behind.outstanding == 0
         line.mend()
         await until(lambda: behind.up)
-        assert await answered(replicas, 50) < 2
+        assert await answered(replicas, 50) == 0
         assert a.scheduler.healthy
 
 
@@ -123,19 +125,20 @@ async def test_with_every_link_dead_requests_are_told_so_in_time(world: Garden):
         replicas = await world.replicas(through, silence_s=0.6)
         await answered(replicas, 10)
         line.cut()
-        begin = time.monotonic()
-        tasks = [asyncio.ensure_future(replicas.encode(batch(n), deadline=begin + 8)) for n in range(20)]
-        outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 8)
+        deadline = time.monotonic() + PATIENCE_S
+        tasks = [asyncio.ensure_future(replicas.encode(batch(n), deadline=deadline)) for n in range(20)]
+        outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), PATIENCE_S)
         assert {type(o) for o in outcomes} == {errors.NotReady}
         assert "silent for" in outcomes[0].message
+        # Nothing mends the line meanwhile: an answer at all is one that waited for no replica.
         with pytest.raises(errors.NotReady, match="no replica can take work"):
-            await asyncio.wait_for(replicas.encode(batch(1)), 0.5)
+            await asyncio.wait_for(replicas.encode(batch(1)), PATIENCE_S)
         # A deadline that comes before the silence is long enough is kept as well.
         line.mend()
-        await until(lambda: next(iter(replicas.links.values())).up, 15)
+        patient = await world.replicas(through, silence_s=100.0)
         line.cut("answers")
         with pytest.raises(errors.DeadlineExceeded):
-            await asyncio.wait_for(replicas.encode(batch(1), deadline=time.monotonic() + 0.1), 5)
+            await asyncio.wait_for(patient.encode(batch(1), deadline=time.monotonic() + 0.1), PATIENCE_S)
 
 
 # --- names
@@ -183,15 +186,14 @@ async def test_a_name_is_looked_up_again(world: Garden, tmp_path):
             file.write("127.0.0.1 localhost\n" + "".join(f"{a} {NAME}\n" for a in addresses))
 
     name("127.0.0.1")
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        http = sock.getsockname()[1]
-    words = ["ivy", "--replica", f"{NAME}:{port}", "--resolve-s", "0.1", "--slow-start-s", "0", "--port", str(http)]
+    words = ["ivy", "--replica", f"{NAME}:{port}", "--resolve-s", "0.1", "--slow-start-s", "0", "--port", "0"]
     environ = {k: v for k, v in os.environ.items() if not k.startswith("HORTUS_")}
     process = await asyncio.create_subprocess_exec(*gateway(hosts, *words), env=environ, stdout=asyncio.subprocess.PIPE)
     try:
-        async with asyncio.timeout(60), httpx.AsyncClient(base_url=f"http://127.0.0.1:{http}") as client:
-            assert b"hortus ivy: mini" in await process.stdout.readline()
+        told = await asyncio.wait_for(process.stdout.readline(), PATIENCE_S)
+        assert b"hortus ivy: mini" in told
+        url = re.search(rb"http://\S+", told)[0].decode()
+        async with asyncio.timeout(100), httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as client:
 
             async def run() -> tuple[int, int]:
                 """How many of 20 requests each of the two has run."""
@@ -218,5 +220,5 @@ async def test_a_name_is_looked_up_again(world: Garden, tmp_path):
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), 60) == 0
+        assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 0
         await process.stdout.read()

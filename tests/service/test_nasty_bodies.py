@@ -7,6 +7,7 @@ import time
 
 import pytest
 from gateway_server import read_answer
+from patience import PATIENCE_S, until_seen
 
 LIMIT = 1_000_000
 GOOD = b'{"model":"mini","input":"a"}'
@@ -220,7 +221,7 @@ def test_a_client_that_asks_and_never_reads_is_not_worked_for(run):
         request = b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(ask), ask)
         with server.connect() as sock:
             sock.sendall(request * 12)  # about 4 MB an answer
-            seen, end = 0.0, time.monotonic() + 10
+            seen, end = 0.0, time.monotonic() + PATIENCE_S
             while (now := server.sample("hortus_requests_total", code="ok")) > seen or not seen:
                 assert time.monotonic() < end
                 seen = now
@@ -238,8 +239,5 @@ def test_a_client_that_stops_sending_in_the_middle_costs_nothing(run):
         for data in (b"", b"GE", b"GET /health HTTP/1.1\r\nx: y", post(GOOD)[:-5], b"\r\n\r\n"):
             with server.connect() as sock:
                 sock.sendall(data)
-        end = time.monotonic() + 60
-        while server.sample("hortus_requests_total", code="cancelled") < 1:
-            assert time.monotonic() < end
-            time.sleep(0.01)
-        assert server.sample("hortus_requests_in_flight") == 0
+        until_seen(lambda: server.sample("hortus_requests_total", code="cancelled") == 1)
+        until_seen(lambda: server.sample("hortus_requests_in_flight") == 0)

@@ -21,7 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from hortus.protocol import wire
 
-DEADLINE_S = 45.0
+DEADLINE_S = 100.0
 
 
 def free_port() -> int:

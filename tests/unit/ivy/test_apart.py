@@ -136,7 +136,7 @@ def test_stopping_ends_what_it_is_at():
     thread.start()
     time.sleep(0.05)
     one.stop()
-    thread.join(10)
+    thread.join(60)
     assert outcome
     assert not one.ready()
     with pytest.raises(Gone):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ivy_stubs import Wire
+from patience import PATIENCE_S
 
 from hortus.ivy import connection
 from hortus.ivy.http1 import HEAD_BYTES, path_of
@@ -42,7 +43,7 @@ class Stream(Wire):
         return [int(part[:3]) for part in bytes(self.written).split(b"HTTP/1.1 ")[1:]]
 
     async def until(self, count: int) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             while len(self.statuses) < count:
                 self.wrote.clear()
                 await self.wrote.wait()
@@ -91,7 +92,7 @@ async def test_a_client_that_never_reads_is_cut_off_and_a_slow_one_is_not(client
         wire.unsent = left
         await asyncio.wait([wire.connection._task], timeout=0.021)
     assert client.app.in_flight == 0
-    await asyncio.wait_for(wire.connection.closed, 5)
+    await asyncio.wait_for(wire.connection.closed, PATIENCE_S)
 
 
 @pytest.mark.parametrize("drips", [False, True])
@@ -130,7 +131,7 @@ async def test_a_client_that_leaves_at_any_moment_is_counted_once(client, at, wh
     wire.feed(post() if whole else post()[:-3])
     await rounds(at)
     wire.close()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         await asyncio.wait([wire.connection._task])
     assert client.count("cancelled") == 1
     assert client.encoder.outstanding == 0
@@ -143,11 +144,11 @@ async def test_idle_connections_are_closed_and_busy_ones_not(client, monkeypatch
     client.encoder.hold = asyncio.Event()
     idle, busy = Stream(client.app), Stream(client.app)
     busy.feed(post())
-    await asyncio.wait_for(idle.connection.closed, 5)
+    await asyncio.wait_for(idle.connection.closed, PATIENCE_S)
     assert not busy.lost
     client.encoder.hold.set()
     await busy.until(1)
-    await asyncio.wait_for(busy.connection.closed, 5)
+    await asyncio.wait_for(busy.connection.closed, PATIENCE_S)
 
 
 async def test_what_a_client_wants_to_know_of_its_connection(client):
@@ -180,7 +181,7 @@ async def test_the_rest_of_a_refused_body_is_waited_for_only_so_long(client, mon
     wire.feed(b"POST /nothing HTTP/1.1\r\ncontent-length: 100\r\n\r\nxxx")
     await wire.until(1)
     assert wire.statuses == [404]
-    await asyncio.wait_for(wire.connection.closed, 5)
+    await asyncio.wait_for(wire.connection.closed, PATIENCE_S)
 
 
 async def test_the_end_of_draining_answers_whatever_has_begun(client):
@@ -213,7 +214,7 @@ async def test_requests_behind_a_running_one_are_answered_when_draining(client):
     await wire.until(3)
     assert wire.statuses == [200, 503, 503]
     assert bytes(wire.written).count(b"connection: close") == 1
-    await asyncio.wait_for(wire.connection.closed, 5)
+    await asyncio.wait_for(wire.connection.closed, PATIENCE_S)
 
 
 async def test_what_is_unread_when_draining_does_not_cost_the_answers(client):

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
 from ivy_stubs import Client, Wire
+from patience import PATIENCE_S, until
 
 from hortus.ivy import connection
 from hortus.ivy.connection import Connection
@@ -65,12 +66,6 @@ class Stream(Wire):
 @pytest.fixture
 def source(client) -> Source:
     return Source(client)
-
-
-async def until(condition) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event
-            await asyncio.sleep(0)
 
 
 async def test_pieces_go_out_as_they_come_and_the_connection_ends_with_them(client, source):
@@ -135,7 +130,7 @@ async def test_a_slow_reader_is_waited_for_and_one_that_reads_nothing_is_cut_off
     await until(lambda: wire.written.endswith(b"onetwo"))
     wire.full = True
     source.queue.put_nowait(b"three")
-    await asyncio.wait_for(wire.connection.closed, 5)
+    await asyncio.wait_for(wire.connection.closed, PATIENCE_S)
     assert source.ended == 1
 
 
@@ -155,7 +150,7 @@ async def test_a_stopping_server_does_not_wait_for_a_client_that_does_not_read(c
     if reads:
         wire.full = True
         source.queue.put_nowait(b"last")
-        await asyncio.wait_for(wire.connection.closed, 5)
+        await asyncio.wait_for(wire.connection.closed, PATIENCE_S)
         assert wire.written.endswith(b"last")
 
 

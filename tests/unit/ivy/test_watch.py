@@ -8,6 +8,7 @@ from collections import deque
 
 import pytest
 from ivy_stubs import Client
+from patience import PATIENCE_S
 
 from hortus.errors import Draining, NotReady, Overloaded
 from hortus.ivy import watch
@@ -155,12 +156,12 @@ async def test_how_the_server_is(client: Client):
     assert first["replicas"][0]["why"] == "not connected yet"
     assert isinstance(first["process"], int)
     state, failing = "ready", True
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while (now := told(await anext(pieces)))["state"] != "failing":
             pass
     assert now["reason"] == "the engine did not answer a probe"
     failing = False
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while (now := told(await anext(pieces)))["state"] != "ready":
             pass
     state = "draining"
@@ -204,7 +205,7 @@ async def test_over_http_it_needs_a_key_and_ends_with_the_server(made):
 
     wire = Endless(client.app)
     wire.feed(b"GET /watch HTTP/1.1\r\nauthorization: Bearer secret\r\n\r\n")
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while wire.written.count(b"data: ") < 3:
             wire.wrote.clear()
             await wire.wrote.wait()

@@ -62,7 +62,7 @@ async def test_a_quick_step_does_not_overtake_one_that_is_being_called() -> None
     tulip = await running(engine)
     engine.gate.clear()
     slow = asyncio.ensure_future(tulip.encode(TokenBatch.of([[700]])))
-    assert await asyncio.to_thread(engine.entered.wait, 10)
+    assert await asyncio.to_thread(engine.entered.wait, 60)
     quick = asyncio.ensure_future(tulip.encode(TokenBatch.of([[7]])))
     await asyncio.sleep(0.01)
     assert [token for token, _ in engine.calls] == [700]
