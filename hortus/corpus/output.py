@@ -44,7 +44,7 @@ def table_of(window: Window, vectors: Vectors, schema: pa.Schema, columns: Colum
     owners = pa.array(vectors.owners)
     arrays: list[Any] = []
     if columns.id is None:
-        names = [f"{b.file.url}:{b.first + i}" for b in window.blocks for i in range(len(b))]
+        names = [f"{b.file.url}:{number}" for b in window.blocks for number in b.numbers]
         arrays.append(pa.array(names, pa.string()).take(owners))
     if columns.kept:
         arrays += window.kept.combine_chunks().take(owners).columns
@@ -61,7 +61,7 @@ def rejects_of(window: Window, vectors: Vectors, columns: Columns) -> list[bytes
     for block in window.blocks:
         for i in range(at, at + len(block)):
             if (error := vectors.refused.get(i)) is not None:
-                told: dict[str, Any] = {"file": block.file.url, "row": block.first + i - at}
+                told: dict[str, Any] = {"file": block.file.url, "row": block.numbers[i - at]}
                 if columns.id is not None:
                     told["id"] = block.kept.column(0)[i - at].as_py()
                 told |= {"code": error.code, "reason": error.message}

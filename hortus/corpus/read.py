@@ -2,7 +2,8 @@
 
 Parquet columns keep their types. JSONL columns get the types that the first thousand rows of the first file have; a later
 value that is of another makes its row one that is refused. CSV columns are text, and plain text files have none. `NAME:TYPE`
-says a type. A line that cannot be read is a row that is refused; a file that cannot be read ends the run, with its name.
+says a type. A line that cannot be read is a row refused, of whatever format; a file that cannot be read ends the run, with
+its name. Lines that hold nothing are no rows, and are counted all the same, so that a row's number finds its line.
 
 Does not know windows, parts or vectors.
 """
@@ -48,8 +49,8 @@ class Block:
     """Some neighbouring rows of one file."""
 
     file: File
-    first: int
-    """Number of its first row in the file, from 0."""
+    numbers: Sequence[int]
+    """Of each row its place in the file, from 0: rows of Parquet; lines; rows of CSV after the first."""
     texts: list[object]
     """A text each; else what is there instead (None, a number, an InvalidInput that says why the row cannot be read)."""
     kept: pa.Table
@@ -65,7 +66,8 @@ class Block:
     def slice(self, lo: int, hi: int) -> Block:
         share = self.bytes * (hi - lo) / max(len(self), 1)
         skipped = 0.0 if lo else self.skipped
-        return Block(self.file, self.first + lo, self.texts[lo:hi], self.kept.slice(lo, hi - lo), share, skipped)
+        kept = self.kept.slice(lo, hi - lo)
+        return Block(self.file, self.numbers[lo:hi], self.texts[lo:hi], kept, share, skipped)
 
 
 # Columns
@@ -143,7 +145,7 @@ def check_parquet(file: File, schema: pa.Schema, text: str, names: Sequence[str]
 
 def _jsonl_fields(file: File, text: str, names: Sequence[str]) -> dict[str, pa.DataType]:
     with _named(file), file.open() as f:
-        rows = [_json(raw) for raw in itertools.islice(_lines(f), PROBE_ROWS)]
+        rows = [_json(raw) for _, raw in itertools.islice(_lines(f), PROBE_ROWS)]
     good = [r for r in rows if isinstance(r, dict)]
     there = list(dict.fromkeys(k for r in good for k in r))
     if rows and not good:
@@ -166,8 +168,7 @@ def _guess(values: list[Any]) -> pa.DataType:
 
 def _csv_fields(file: File, text: str, names: Sequence[str]) -> dict[str, pa.DataType]:
     with _named(file), file.open() as f:
-        head = next(_csv_rows(f), None)
-    there = head if isinstance(head, list) else []
+        there = _csv_head(_csv_rows(f))
     if twice := [name for name in (text, *names) if there.count(name) > 1]:
         raise StartError(f"{file.url}: its first line names {twice[0]!r} more than once")
     _need(file, there, [text], "--text")
@@ -219,7 +220,7 @@ def _parquet(file: File, f: BinaryIO, columns: Columns, skip: int) -> Iterator[B
             arrays = [_cast(part.column(n), columns.schema.field(n), file) for n in columns.kept]
             kept = pa.table(arrays, names=columns.kept) if arrays else _no_columns(len(part))
             share = file.size * len(part) / max(meta.num_rows, 1)
-            yield Block(file, at + lo, _texts(part.column(columns.text)), kept, share)
+            yield Block(file, range(at + lo, at + len(batch)), _texts(part.column(columns.text)), kept, share)
         at += len(batch)
 
 
@@ -233,7 +234,9 @@ def _texts(column: pa.Array) -> list[object]:
         try:
             found.append(value.as_py())
         except UnicodeDecodeError as e:
-            found.append(InvalidInput(f"the text is not UTF-8: {e}"))
+            found.append(
+                InvalidInput(f"the text is not UTF-8: byte 0x{e.object[e.start]:02x} at {e.start} ({e.reason})")
+            )
     return found
 
 
@@ -261,89 +264,111 @@ def _from_lines(file: File, f: BinaryIO, columns: Columns, skip: int) -> Iterato
     rows = {"jsonl": _jsonl, "csv": _csv, "text": _plain_text}[file.format](f, columns.text)
     if skip:
         next(itertools.islice(rows, skip - 1, skip), None)
-    at = skip
     told = passed = _taken(f) if skip else 0.0
     while some := list(itertools.islice(rows, BLOCK_ROWS)):
-        texts = [text for text, _ in some]
-        kept = _table([row for _, row in some], texts, columns)
+        texts = [text for _, text, _ in some]
+        kept = _table([row for _, _, row in some], texts, columns)
         here = max(_taken(f), told)
-        yield Block(file, at, texts, kept, here - told, passed)
-        at, told, passed = at + len(some), here, 0.0
+        yield Block(file, [number for number, _, _ in some], texts, kept, here - told, passed)
+        told, passed = here, 0.0
 
 
 def _taken(f: BinaryIO) -> float:
     return f.taken if isinstance(f, Stream) else 0.0
 
 
-def _lines(f: BinaryIO) -> Iterator[bytes]:
-    """Lines that hold something, without their ends, nor the mark that Windows' programs begin a file with."""
-    begin = True
-    for raw in f:
+def _lines(f: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """(number, line) of lines that hold something, without their ends, nor the mark that Windows' programs begin a file with."""
+    for number, raw in enumerate(f):
         line = raw.rstrip(b"\r\n")
-        if begin:
-            line, begin = line.removeprefix(b"\xef\xbb\xbf"), False
+        if number == 0:
+            line = line.removeprefix(b"\xef\xbb\xbf")
         if line and not line.isspace():
-            yield line
+            yield number, line
+
+
+def _decoded(raw: bytes) -> str | InvalidInput:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as e:
+        return InvalidInput(f"the line is not UTF-8: byte 0x{raw[e.start]:02x} at {e.start} ({e.reason})")
 
 
 def _json(raw: bytes) -> Any:
     try:
         row = orjson.loads(raw)
     except orjson.JSONDecodeError as e:
-        return InvalidInput(f"the line is not JSON: {e}")
+        line = _decoded(raw)
+        return line if isinstance(line, InvalidInput) else InvalidInput(f"the line is not JSON: {e}")
     return row if isinstance(row, dict) else InvalidInput("the line is no JSON object")
 
 
-Row = tuple[object, dict[str, Any]]
+Row = tuple[int, object, dict[str, Any]]
+"""(number, text, the other columns)"""
 
 
 def _jsonl(f: BinaryIO, text: str) -> Iterator[Row]:
-    for raw in _lines(f):
+    for number, raw in _lines(f):
         row = _json(raw)
-        yield (row.get(text), row) if isinstance(row, dict) else (row, {})
+        yield (number, row.get(text), row) if isinstance(row, dict) else (number, row, {})
 
 
 def _plain_text(f: BinaryIO, text: str) -> Iterator[Row]:
-    for raw in _lines(f):
-        try:
-            yield raw.decode(), {}
-        except UnicodeDecodeError as e:
-            yield InvalidInput(f"the line is not UTF-8: {e}"), {}
+    for number, raw in _lines(f):
+        yield number, _decoded(raw), {}
 
 
-def _csv_rows(f: BinaryIO) -> Iterator[list[str] | InvalidInput]:
-    # What is no UTF-8 shows as half surrogates, which no text may hold, so its row is refused.
+def _csv_rows(f: BinaryIO) -> Iterator[tuple[int, list[str] | InvalidInput]]:
+    """(number, row): the first line is row 0; a row that goes over several lines is one."""
     csv.field_size_limit(1 << 30)
-    lines = (raw.decode("utf-8", "surrogateescape") for raw in f)
-    first = next(lines, "").removeprefix("\ufeff")
-    reader = csv.reader(itertools.chain([first], lines), strict=True)
-    while True:
+    bad: list[InvalidInput] = []  # lines of the row that is being read
+
+    def lines() -> Iterator[str]:
+        for i, raw in enumerate(f):
+            raw = raw.removeprefix(b"\xef\xbb\xbf") if i == 0 else raw
+            line = _decoded(raw)
+            if isinstance(line, InvalidInput):
+                bad.append(line)
+                line = raw.decode("utf-8", "surrogateescape")  # its commas and quotes still say where the row ends
+            yield line
+
+    reader = csv.reader(lines(), strict=True)
+    for number in itertools.count():
+        bad.clear()
         try:
             row = next(reader)
         except StopIteration:
             return
         except csv.Error as e:
-            yield InvalidInput(f"the line is not CSV: {e}")
+            yield number, bad[0] if bad else InvalidInput(f"the line is not CSV: {e}")
             continue
-        if row:
-            yield row
+        if bad:
+            yield number, bad[0]
+        elif row and not (len(row) == 1 and row[0].isspace()):
+            yield number, row
+
+
+def _csv_head(rows: Iterator[tuple[int, list[str] | InvalidInput]]) -> list[str]:
+    """The names of the columns; none in an empty file. StartError."""
+    _, head = next(rows, (0, []))
+    if isinstance(head, InvalidInput):
+        raise StartError(f"its first line has no names of columns: {head.message}")
+    return head
 
 
 def _csv(f: BinaryIO, text: str) -> Iterator[Row]:
     rows = _csv_rows(f)
-    head = next(rows, None)
-    if not isinstance(head, list):
-        return
-    if text not in head:
+    head = _csv_head(rows)
+    if head and text not in head:
         raise StartError(f"no column {text!r} (--text) in the first line; it has {', '.join(head)}")
-    for row in rows:
+    for number, row in rows:
         if isinstance(row, InvalidInput):
-            yield row, {}
+            yield number - 1, row, {}
         elif len(row) != len(head):
-            yield InvalidInput(f"the line has {len(row)} values, the first line {len(head)}"), {}
+            yield number - 1, InvalidInput(f"the line has {len(row)} values, the first line {len(head)}"), {}
         else:
             told = dict(zip(head, row, strict=True))
-            yield told[text], told
+            yield number - 1, told[text], told
 
 
 def _table(rows: list[dict[str, Any]], texts: list[object], columns: Columns) -> pa.Table:

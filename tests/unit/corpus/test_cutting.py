@@ -53,7 +53,8 @@ def read_of(rows: dict[str, list[str]], block: int):
         texts = rows[of.url]
         for lo in range(skip, len(texts), block):
             part = texts[lo : lo + block]
-            yield Block(of, lo, list(part), pa.table({"": pa.nulls(len(part))}).select([]), float(len(part)))
+            numbers = range(lo, lo + len(part))
+            yield Block(of, numbers, list(part), pa.table({"": pa.nulls(len(part))}).select([]), float(len(part)))
 
     return read
 

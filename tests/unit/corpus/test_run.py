@@ -114,15 +114,49 @@ def test_rows_that_cannot_be_embedded_are_told_and_left_out(tmp_path: Path, fake
     assert (result(tmp_path / "out")["rejected"], result(tmp_path / "out")["rows_in"]) == (8, 10)
 
 
-def test_lines_of_csv_and_text_that_cannot_be_read(tmp_path: Path):
-    (tmp_path / "in.csv").write_bytes(b'text,n\nfine,1\nshort\n"two\nlines",2\nbad \xff,3\n')
+def test_lines_of_csv_that_cannot_be_read(tmp_path: Path):
+    (tmp_path / "in.csv").write_bytes(b'text,n\nfine,1\nshort\n"two\nlines",2\n"open\xff\nquote",3\n')
     assert embed(tmp_path / "in.csv", tmp_path / "out", keep="text") == 3
     assert table(tmp_path / "out").column("text").to_pylist() == ["fine", "two\nlines"]
-    assert [r["row"] for r in rejects(tmp_path / "out")] == [1, 3]
-    (tmp_path / "in.txt").write_bytes(b"fine\nbad \xff\n\n  \nfine too")
-    assert embed(tmp_path / "in.txt", tmp_path / "text") == 3
-    assert [(r["row"], "UTF-8" in r["reason"]) for r in rejects(tmp_path / "text")] == [(1, True)]
-    assert len(table(tmp_path / "text")) == 2
+    told = [(r["row"], r["reason"]) for r in rejects(tmp_path / "out")]
+    assert told[0] == (1, "the line has 1 values, the first line 2")
+    assert told[1] == (3, "the line is not UTF-8: byte 0xff at 5 (invalid start byte)")
+    (tmp_path / "head.csv").write_bytes(b"text,\xff\nfine,1\n")
+    with pytest.raises(StartError, match=r"head\.csv: its first line has no names of columns: the line is not UTF-8"):
+        embed(tmp_path / "head.csv", tmp_path / "none")
+
+
+LINES: dict[str, Callable[[bytes], bytes]] = {
+    "jsonl": lambda text: b'{"text": "' + text + b'"}',
+    "csv": lambda text: text,
+    "txt": lambda text: text,
+}
+
+
+@pytest.mark.parametrize("ending", LINES)
+def test_a_row_is_found_by_its_line_and_bytes_that_are_no_text_are_told(tmp_path: Path, ending: str):
+    texts: list[bytes] = [b"one", b"", b"two", b"  ", b"", b"ba\xffd", b"\t", "caf\u00e9".encode(), b"\xc3", b""]
+    lines = [LINES[ending](t) if t.strip() else t for t in texts]
+    path = tmp_path / f"in.{ending}"
+    path.write_bytes(b"\n".join([b"text", *lines] if ending == "csv" else lines))
+    for out, sizes in (("out", {}), ("cut", {"part_rows": 2, "window_rows": 1})):
+        assert embed(path, tmp_path / out, **sizes) == 3
+        assert table(tmp_path / out).column("id").to_pylist() == [f"{path}:{i}" for i in (0, 2, 7)]
+        said = [(r["row"], r["reason"].partition(" at ")[0]) for r in rejects(tmp_path / out)]
+        assert said == [(5, "the line is not UTF-8: byte 0xff"), (8, "the line is not UTF-8: byte 0xc3")]
+    whole = everything(tmp_path / "cut")
+    (tmp_path / "cut" / "part-00000-00001.parquet").unlink()  # goes on in the middle of the blank lines
+    assert embed(path, tmp_path / "cut", part_rows=2, window_rows=1) == 3
+    assert everything(tmp_path / "cut") == whole
+
+
+def test_parquet_that_holds_bytes_that_are_no_text(tmp_path: Path):
+    raw = pa.array([b"one", b"ba\xffd"]).view(pa.string())
+    pq.write_table(pa.table({"text": raw}), tmp_path / "in.parquet")
+    assert embed(tmp_path / "in.parquet", tmp_path / "out") == 3
+    assert [r["reason"] for r in rejects(tmp_path / "out")] == [
+        "the text is not UTF-8: byte 0xff at 2 (invalid start byte)"
+    ]
 
 
 def test_several_files_folders_and_globs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
