@@ -246,7 +246,7 @@ class Embedder:
             size += len(part)
             if size > most * VALUE_BYTES:
                 raise InvalidInput(
-                    f"an answer of more than {most * VALUE_BYTES} bytes: this server gives at most {most} values in one, and "
+                    f"an answer of more than {most * VALUE_BYTES} bytes: at most {most} values are given in one, and "
                     f"{VALUE_BYTES} bytes of text count as one (--max-answer-values); send fewer inputs",
                     param=field,
                 )
@@ -261,7 +261,7 @@ class Embedder:
             raise InvalidInput(f"{field} is an empty list", param=field)
         if count > self._config.max_inputs:
             raise InvalidInput(
-                f"{count} inputs in one request, this server takes at most {self._config.max_inputs} (--max-inputs)",
+                f"{count} inputs in one request, at most {self._config.max_inputs} are taken (--max-inputs)",
                 param=field,
             )
 
@@ -284,8 +284,8 @@ class Embedder:
         size = batch.rows * (values or self.info.width)
         if size > self._config.max_answer_values:
             raise InvalidInput(
-                f"{batch.rows} rows of {values or self.info.width} values are {size} numbers in one answer, this server "
-                f"gives at most {self._config.max_answer_values} (--max-answer-values); send fewer inputs",
+                f"{batch.rows} rows of {values or self.info.width} values are {size} numbers in one answer, at "
+                f"most {self._config.max_answer_values} are given (--max-answer-values); send fewer inputs",
                 param=tokens.field,
             )
 

@@ -130,7 +130,7 @@ class Quantizer:
             raise InvalidInput("this model defines int8 and binary codes, and no uint8", param="encoding_format")
         if not self.tanh and self.ranges is None:
             raise InvalidInput(
-                f"{precision} needs the range of every dimension, which this server was not given (--int8-ranges); "
+                f"{precision} needs the range of every dimension, which nobody has given (--int8-ranges); "
                 "binary and ubinary need none",
                 param="encoding_format",
             )

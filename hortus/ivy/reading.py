@@ -433,7 +433,7 @@ class Reader:
 
     def _too_large(self, i: int, chars: int, field: str) -> TooLong:
         return TooLong(
-            f"input {i} has {chars} characters, this server reads at most {self.max_chars} (--max-input-chars)",
+            f"input {i} has {chars} characters, at most {self.max_chars} are read (--max-input-chars)",
             param=f"{field}[{i}]",
         )
 

@@ -219,9 +219,7 @@ class Tokenizer(Reader):
                     return process.call(name, *args, **named)
             except Gone:
                 if self._closed:
-                    raise Draining(
-                        "this server shut down before the request was finished (--drain-s); send it again"
-                    ) from None
+                    raise Draining("shut down before the texts were read (--drain-s); send the request again") from None
         return getattr(self, name)(*args, **named)
 
     async def packed(

@@ -128,7 +128,7 @@ class Scheduler:
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new work, finish what is in, then close(). What is left after `timeout_s` is refused as well."""
-        self._refusal = Draining("the server is shutting down")
+        self._refusal = Draining("shutting down: nothing more is taken")
         self._idle = asyncio.Event()
         self._tell_idle()
         if not self._idle.is_set():
@@ -141,7 +141,7 @@ class Scheduler:
 
     async def close(self) -> None:
         """Refuse what waits, let what runs finish (5 s at most), stop the threads. Idempotent."""
-        self._refusal = Draining("the server is shutting down")
+        self._refusal = Draining("shutting down: nothing more is taken")
         self._fail_waiting(self._refusal, "draining")
         for timer in (self._watch, self._reprobe):
             if timer is not None:

@@ -17,7 +17,7 @@ from corpus_runs import texts
 import hortus
 from hortus import local
 from hortus.corpus.vectors import Local, Wish
-from hortus.errors import InvalidInput, NotReady, StartError, TooLong
+from hortus.errors import InvalidInput, NotReady, RequestError, StartError, TooLong
 from hortus.ivy.outputs import finish
 from hortus.tulip.fake import fake_rows
 
@@ -322,3 +322,23 @@ def test_contextual_chunks_are_those_of_the_server(tmp_path):
     assert np.array_equal(found.rows[:5], wanted)
     assert found.owners.tolist() == [0] * 5 + [2] * 2
     assert set(found.refused) == {1}
+
+
+def test_errors_of_an_engine_speak_of_no_server(fake: hortus.Engine):
+    with hortus.Engine("demo", fake_delay_ms=0.0, max_input_chars=10) as engine:
+        said = []
+        for call in (
+            lambda: engine.embed(["word " * 9]),
+            lambda: engine.rerank("a", ["word " * 9]),
+            lambda: engine.embed(["a"], precision="int8"),
+            lambda: engine.embed(["a"], dimensions=9999),
+            lambda: engine.embed(["a"], precision="int4"),
+            lambda: engine.embed(["a"], prompt_name="none"),
+            lambda: engine.embed([None]),  # type: ignore[list-item]
+        ):
+            with pytest.raises(RequestError) as found:
+                call()
+            said.append(found.value.message)
+    with pytest.raises(RequestError) as found:
+        engine.embed(["a"])
+    assert not [text for text in [*said, found.value.message] if "server" in text]
