@@ -25,10 +25,10 @@ ENVIRON = dict(os.environ)
 import hortus.rose  # noqa: E402, F401  sets OpenMP's spinning, which counts only before torch is imported
 
 SUITES = {
-    "latency": "one input of 128, 512, 4096 tokens",
-    "scoring": "5, 25, 50 inputs of 512 tokens",
-    "throughput": "batches of 100 x 512 tokens from 4 client processes",
-    "concurrency": "1 to 256 clients with 128 tokens each, over HTTP",
+    "latency": "one input of {} tokens",
+    "scoring": "5, 25, 50 inputs of {} tokens",
+    "throughput": "batches of 100 x {} tokens from 4 client processes",
+    "concurrency": "1 to 256 clients with {} tokens each, over HTTP",
     "short": "queries of 16 tokens, from one client to full rate",
     "arrivals": "Poisson arrivals: latency against offered load, over HTTP",
     "mixed": "short queries beside an index being built, over HTTP",
@@ -36,6 +36,16 @@ SUITES = {
     "graphs": "share of steps that replay a CUDA graph, over time (Hortus on a GPU)",
     "parity": "vectors against the reference",
 }
+SIZES = {
+    "latency": (128, 512, 4096),
+    "scoring": (512,),
+    "throughput": (512,),
+    "concurrency": (128,),
+    "mixed": (256,),
+    "start": (24, 90, 150, 210, 400),
+}
+"""Tokens of each suite's inputs, where --tokens may say otherwise; those of `start` no other suite asks for, so that each is a
+graph of its own on a GPU."""
 PROGRAMS = {
     "cpu": ("hortus.bench.cpu", "against sentence-transformers in process: vectors, throughput, latency"),
     "http": ("hortus.bench.http", "what HTTP adds over a fake engine that takes no time"),
@@ -47,6 +57,11 @@ PROGRAMS = {
     "report": ("hortus.bench.report", "plots and a page from result files"),
     "readme": ("hortus.bench.report", "README's table from bench/results (--check: only compare)"),
 }
+
+
+def about(suite: str, sizes: Sequence[int] = ()) -> str:
+    """What a suite does. sizes: tokens of its inputs; none: those that it has by itself. Pure."""
+    return SUITES[suite].format(", ".join(map(str, sizes or SIZES.get(suite, ()))))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -80,7 +95,7 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="hortus bench",
         usage="hortus bench SUITE[,SUITE...] [flags]   or   hortus bench PROGRAM --help",
-        description=f"suites:\n{listing(SUITES)}\n\nprograms with flags of their own:\n"
+        description=f"suites:\n{listing({name: about(name) for name in SUITES})}\n\nprograms with flags of their own:\n"
         + listing({k: v[1] for k, v in PROGRAMS.items()})
         + f"\n\ntargets, [NAME=]KIND[:WHERE]:\n{listing(KINDS)}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -155,7 +170,7 @@ def _run(args: argparse.Namespace, specs: Sequence[Spec]) -> int:
         run = _open(args, specs, work)
         try:
             for name in suites:
-                print(f"{name}: {SUITES[name]}", flush=True)
+                print(f"{name}: {about(name, all_suites.sizes(run, name))}", flush=True)
                 done = all_suites.SUITES[name](run)
                 for record in done if args.note else []:
                     record.note = f"{record.note}; {args.note}" if record.note else args.note

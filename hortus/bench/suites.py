@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from hortus.bench import SIZES
 from hortus.bench.measure import Run, summary
 from hortus.bench.pace import Closed, Load, Open
 from hortus.bench.results import Record, cosines
@@ -17,7 +18,6 @@ from hortus.bench.targets import timed_calls
 from hortus.bench.texts import Inputs
 from hortus.errors import StartError
 
-SIZES = (128, 512, 4096)
 SCORED = (5, 25, 50)
 CLIENTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SHORT = 16
@@ -26,26 +26,32 @@ OFFERED = (0.1, 0.25, 0.5, 0.75, 0.9)
 """Offered load, as shares of what the first target can do."""
 
 
+def sizes(run: Run, suite: str) -> list[int]:
+    """Tokens of the suite's inputs in this run: all that are wanted, or the largest where the suite has one size."""
+    found = run.sizes(SIZES[suite]) if suite in SIZES else []
+    return found if suite in ("latency", "start") else found[-1:]
+
+
 def latency(run: Run) -> list[Record]:
     """Batch 1: one input of 128, 512 and 4096 tokens, one client."""
-    return [r for tokens in run.sizes(SIZES) for r in run.case("latency", 1, tokens, 1)]
+    return [r for tokens in sizes(run, "latency") for r in run.case("latency", 1, tokens, 1)]
 
 
 def scoring(run: Run) -> list[Record]:
     """Batch 5, 25 and 50 of 512 tokens, one client."""
-    [tokens] = run.sizes((512,))[-1:]
+    [tokens] = sizes(run, "scoring")
     return [r for batch in SCORED for r in run.case("scoring", batch, tokens, 1)]
 
 
 def throughput(run: Run) -> list[Record]:
     """Batches of 100 of 512 tokens from 4 client processes (in process: one after another)."""
-    [tokens] = run.sizes((512,))[-1:]
+    [tokens] = sizes(run, "throughput")
     return run.case("throughput", 100, tokens, 4)
 
 
 def concurrency(run: Run) -> list[Record]:
     """1 to 256 clients with an input of 128 tokens each, over HTTP."""
-    [tokens] = run.sizes((128,))[-1:]
+    [tokens] = sizes(run, "concurrency")
     return [r for n in run.clients(CLIENTS) for r in run.case("concurrency", 1, tokens, n, served=True)]
 
 
@@ -81,10 +87,9 @@ def arrivals(run: Run) -> list[Record]:
             if rounds := loads.get((target.name, share)):
                 record = run.record("arrivals", target, summary(rounds), 1, SHORT)
                 record.offered_per_s = share * most
-                late = float(np.percentile(np.concatenate([x.late_ms for x in rounds]), 99))
-                record.note = "; ".join(
-                    [record.note or "", f"{share:.0%} of the best", f"sent at most {late:.2f} ms late (p99)"]
-                )
+                late = np.concatenate([x.late_ms for x in rounds])
+                lateness = f"sent at most {np.percentile(late, 99):.2f} ms late (p99)" if len(late) else "none arrived"
+                record.note = "; ".join([record.note or "", f"{share:.0%} of the best", lateness])
                 if target.name in full and share == max(s for name, s in loads if name == target.name):
                     record.note += "; full: higher loads left out"
                 records.append(run.tell(record))
@@ -99,7 +104,7 @@ def _full(rounds: list[Load], seconds: float) -> bool:
 
 def mixed(run: Run) -> list[Record]:
     """Short queries by chance while an index is built: their latency without and with the bulk load, and what bulk gets."""
-    [long] = run.sizes((256,))[-1:]
+    [long] = sizes(run, "mixed")
     queries, bulk = run.corpus.several(1, SHORT, 64), run.corpus.several(64, long, 3)
     targets = [t for t in run.ready(queries, served=True) if isinstance(t, Served)]
     targets = [t for t in targets if t in run.ready(bulk, served=True)]
@@ -130,10 +135,6 @@ def mixed(run: Run) -> list[Record]:
     return records
 
 
-FIRST_SIZES = (24, 90, 150, 210, 400)
-"""Sizes that no other suite asks for, each a graph of its own on a GPU."""
-
-
 def start(run: Run) -> list[Record]:
     """From starting a target to its being ready; then the first, second and third answer of a size, and later ones."""
     records = []
@@ -141,7 +142,7 @@ def start(run: Run) -> list[Record]:
         if t.opened_s:
             record = run.record("start", t, summary([Load(np.array([t.opened_s * 1000]), t.opened_s)]), None, None)
             records.append(run.tell(_once(record)))
-    for tokens in run.sizes(FIRST_SIZES):
+    for tokens in sizes(run, "start"):
         requests = run.corpus.several(1, tokens, 13)
         for t in run.targets:
             ms = [timed_calls([lambda t=t, r=r: t.vectors(r)], 0)[0][0] for r in requests]  # type: ignore[misc]
