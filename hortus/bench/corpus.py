@@ -1,20 +1,26 @@
 """`hortus bench corpus`: what `hortus embed` makes of the engine's own speed; and of two Ray actors beside one (--ray).
 
-The peer is the engine alone: the very steps of the corpus, tokenised, sorted and cut beforehand, one after another. What is lost
-against it is all that `hortus embed` does besides: reading, tokenising, sorting, normalising, writing Parquet. Both run on one
-opened engine, in turn. Ray's actors are processes that take long to start, so their rate is that between the first and the last
-part that they finish.
+The peer is the engine alone: the very steps of the corpus, tokenised, sorted and cut beforehand, one behind another as the engine
+takes them. What is lost against it is all that `hortus embed` does besides: reading, tokenising, sorting, normalising, writing
+Parquet. Both run on one opened engine, in turn, over several windows, as a corpus has them: the first is read and tokenised while
+nothing runs. By the clock the rest is hidden where a core is free, and takes the engine's own time where none is; how much there
+is to hide is told by processor time, also of each thread (Linux).
+
+Ray's actors are processes that take long to start, so their rate is that between the first and the last part that they finish.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -35,6 +41,7 @@ from hortus.corpus.vectors import Local, take
 from hortus.ivy.assemble import Truncate
 from hortus.ivy.split import cut
 from hortus.local import open_local
+from hortus.types import LazyTensor, TokenBatch
 
 
 def main(argv: Sequence[str]) -> int:
@@ -42,6 +49,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="hortus bench corpus", description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--model", default="demo")
     parser.add_argument("--rows", type=whole, default=1024, help="of 1 to 11 sentences each")
+    parser.add_argument("--window-rows", type=whole, help="[an eighth of --rows]")
     parser.add_argument("--rounds", type=whole, default=5, help="of each side, in turn")
     parser.add_argument("--threads", type=whole, help="CPU threads [all]; with --ray of each actor [1]")
     parser.add_argument("--ray", action="store_true", help="two actors against one, instead")
@@ -55,31 +63,45 @@ def main(argv: Sequence[str]) -> int:
         if args.ray:
             records = actors(args.model, given, Path(work), args.rows, args.rounds, args.threads or 1)
         else:
-            records = asyncio.run(corpus(args.model, given, Path(work), args.rounds, args.threads))
+            records = asyncio.run(
+                corpus(
+                    args.model, given, Path(work), args.rounds, args.threads, args.window_rows or max(1, args.rows // 8)
+                )
+            )
     print(table(records))
     if args.out:
         append(args.out, records)
     return 0
 
 
-async def corpus(model: str, given: Path, work: Path, rounds: int, threads: int | None) -> list[Record]:
+async def corpus(
+    model: str, given: Path, work: Path, rounds: int, threads: int | None, window_rows: int
+) -> list[Record]:
     """Tokens a second of files to files, against the engine's own over the same steps."""
-    flags = {"threads": threads, "auto_truncate": True, "progress": "none"}
+    flags = {"threads": threads, "auto_truncate": True, "progress": "none", "window_rows": window_rows}
     settings = config.load(flags={k: v for k, v in flags.items() if v is not None})
+    shares = ""
     seconds: tuple[list[float], list[float]] = ([], [])
     cpu: tuple[list[float], list[float]] = ([], [])  # of all threads: what other work on the machine changes least
     async with AsyncExitStack() as closing:
         opened = await open_local(model, settings, closing, merge=False)
         info, engine = opened.embedder.info, opened.scheduler.engine
         job = command.job_of([str(given)], model, settings)
-        texts = [str(t) for w in job.windows(()) for t in w.texts]
-        batch = opened.embedder.tokenizer.encode(texts, truncate=Truncate(True))
-        order = np.argsort(-batch.lengths, kind="stable").astype(np.int32)
-        steps = [take(batch, order[lo:hi][::-1]) for lo, hi in cut(batch.lengths[order], info.batch_tokens, 1024)]
+        steps: list[TokenBatch] = []
+        for window in job.windows(()):
+            batch = opened.embedder.tokenizer.encode([str(t) for t in window.texts], truncate=Truncate(True))
+            order = np.argsort(-batch.lengths, kind="stable").astype(np.int32)
+            steps += [take(batch, order[lo:hi][::-1]) for lo, hi in cut(batch.lengths[order], info.batch_tokens, 1024)]
+        rows, tokens = sum(map(len, steps)), sum(s.total_tokens for s in steps)
 
         def alone() -> None:
+            running: deque[LazyTensor] = deque()
             for step in steps:
-                engine.step(step).result()
+                running.append(engine.step(step))
+                if len(running) == settings.tulip.in_flight:
+                    running.popleft().result()
+            for last in running:
+                last.result()
 
         async def files() -> None:
             store = Store(tempfile.mkdtemp(dir=work))
@@ -93,14 +115,18 @@ async def corpus(model: str, given: Path, work: Path, rounds: int, threads: int 
         await files()
         for i in range(rounds):
             for side in (0, 1) if i % 2 == 0 else (1, 0):
-                begin, begin_cpu = time.perf_counter(), time.process_time()
+                begin, begin_cpu, before = time.perf_counter(), time.process_time(), of_threads()
                 await (files() if side == 0 else asyncio.to_thread(alone))
                 seconds[side].append(time.perf_counter() - begin)
                 cpu[side].append(time.process_time() - begin_cpu)
+                if side == 0:
+                    shares = told_shares(before, of_threads())
     ratios = np.asarray(seconds[1]) / np.asarray(seconds[0])
     cores = float(np.median(np.asarray(cpu[1]) / np.asarray(cpu[0])))
     told = f"ratios of rounds {ratios.min():.2f} to {ratios.max():.2f}; by processor time {cores:.3f}"
     print("ratio of each round:", " ".join(f"{r:.3f}" for r in ratios), f"by processor time: {cores:.3f}")
+    if shares:
+        print(f"processor time of the last run of `hortus embed`: {shares}")
     records = []
     for target, mine, ratio in (
         ("hortus embed", seconds[0], float(np.median(ratios))),
@@ -109,13 +135,32 @@ async def corpus(model: str, given: Path, work: Path, rounds: int, threads: int 
         median = float(np.median(mine))
         records.append(
             Record(
-                suite="corpus", target=target, model=info.name, dtype=info.dtype, batch=len(batch),
-                tokens=batch.total_tokens // len(batch), median_ms=median * 1e3, tokens_per_s=batch.total_tokens / median,
-                requests_per_s=len(batch) / median, rounds=rounds, ratio=ratio, command="hortus bench corpus",
+                suite="corpus", target=target, model=info.name, dtype=info.dtype, batch=rows,
+                tokens=tokens // rows, median_ms=median * 1e3, tokens_per_s=tokens / median, requests_per_s=rows / median,
+                rounds=rounds, ratio=ratio, command="hortus bench corpus",
                 note=told if ratio else "the same steps",
             )
         )  # fmt: skip
     return records
+
+
+def of_threads() -> dict[str, float]:
+    """Processor seconds of this process's threads, by name; empty where the system does not tell."""
+    names = {t.native_id: t.name.rstrip("0123456789").rstrip("_-") for t in threading.enumerate()}
+    found: defaultdict[str, float] = defaultdict(float)
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            found[names.get(int(path.parent.name), "of libraries")] += int(path.read_text().split()[0]) / 1e9
+    return dict(found)
+
+
+def told_shares(before: Mapping[str, float], after: Mapping[str, float]) -> str:
+    """What each kind of thread took of the processor time in between, the largest first. Pure."""
+    spent = {name: s - before.get(name, 0.0) for name, s in after.items()}
+    whole = sum(spent.values())
+    return ", ".join(
+        f"{n} {s / whole:.1%}" for n, s in sorted(spent.items(), key=lambda x: -x[1]) if s > 0.0005 * whole
+    )
 
 
 def actors(model: str, given: Path, work: Path, rows: int, rounds: int, threads: int) -> list[Record]:
