@@ -27,6 +27,7 @@ A request's way through the files:
     assemble    pairs, documents of chunks, a row a token    (pure)
     multivector late interaction: which tokens get vectors, MaxSim
     split       large requests into chunks    (pure)
+    lists       JSON lists of any length, a slice at a time
     outputs     cut, normalise, quantise, finite check, base64, JSON numbers    (pure)
     replicas, link, address    schedulers on other machines, as one Encoder
     health      /health /ready /metrics /info

@@ -11,8 +11,8 @@ from hortus.ivy import outputs
 from hortus.ivy.body import Asked, check_model, one_of, reader
 from hortus.ivy.embed import Done, Embedder
 from hortus.ivy.exchange import Answer, Request, body_of
+from hortus.ivy.lists import dumps, listed
 from hortus.ivy.openai import timed
-from hortus.ivy.rerank import dumps
 from hortus.types import Float32
 
 TYPES = ("float", "int8", "uint8", "binary", "ubinary", "base64")
@@ -95,7 +95,10 @@ class Cohere:
             for part in done.parts[1:]:
                 parts += (b",", part[i])
         head = b'{"id":%b,"response_type":"embeddings_by_type","embeddings":{' % dumps(request.name)
-        body = body_of(head, parts, b']},"texts":%b,"meta":%b}' % (dumps(texts), dumps(told)), b"")
+        parts.append(b']},"texts":[')
+        for i, some in enumerate(await listed(texts)):
+            parts += (b",", some) if i else (some,)
+        body = body_of(head, parts, b'],"meta":%b}' % dumps(told), b"")
         return timed(body, done.timings, begin)
 
 

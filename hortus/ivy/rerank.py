@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import orjson
 
 from hortus.errors import InvalidInput
 from hortus.ivy.body import Asked, check_model, reader
 from hortus.ivy.embed import Done, Embedder
-from hortus.ivy.exchange import Answer, Request
+from hortus.ivy.exchange import Answer, Request, body_of
+from hortus.ivy.lists import around, listed
 from hortus.ivy.openai import timed, truncation
 from hortus.ivy.scores import Question, order, score
 from hortus.types import Float32
@@ -109,11 +109,6 @@ class ClassifyRequest(Asked):
 _rerank, _score, _classify = reader(RerankRequest), reader(ScoreRequest), reader(ClassifyRequest)
 
 
-def dumps(told: Any) -> bytes:
-    """JSON; float32 numbers in their own digits."""
-    return orjson.dumps(told, option=orjson.OPT_SERIALIZE_NUMPY)
-
-
 def text_of(document: str | dict[str, Any], at: int, fields: list[str] | None) -> str:
     """A document's text. InvalidInput when an object lacks a field, or holds something else than text in it."""
     if isinstance(document, str):
@@ -161,25 +156,27 @@ class Rerank:
         values = scores.values
         found = order(values, top)
         if tei:
-            told: Any = [
+            parts = await listed(
                 {"index": i, "score": values[i], **({"text": question.documents[i]} if asked.return_text else {})}
                 for i in found
-            ]
-            return timed(dumps(told), scores.timings, begin)
+            )
+            return timed(body_of(b"[", parts, b"]"), scores.timings, begin)
         second = request.path.startswith("/v2")
         infinity = asked.raw_scores is not None
         shown = not (second or infinity) if asked.return_documents is None else asked.return_documents
-        results: list[dict[str, Any]] = [{"index": i, "relevance_score": values[i]} for i in found]
-        if shown:
-            for i, result in zip(found, results, strict=True):
-                plain = infinity or embedder.plain_documents
-                result["document"] = question.documents[i] if plain else _shown(given[i])
-        told = {
+        plain = infinity or embedder.plain_documents
+
+        def result(i: int) -> dict[str, Any]:
+            told = {"index": i, "relevance_score": values[i]}
+            return told | {"document": question.documents[i] if plain else _shown(given[i])} if shown else told
+
+        before = {
             "id": request.name,
             "object": "rerank" if infinity else "list",
             "created": int(time.time()),
             "model": embedder.info.name,
-            "results": results,
+        }
+        after = {
             "usage": {"prompt_tokens": scores.tokens, "total_tokens": scores.tokens},
             "meta": {
                 "api_version": {"version": "2" if second else "1"},
@@ -187,7 +184,8 @@ class Rerank:
                 "tokens": {"input_tokens": scores.tokens},
             },
         }
-        return timed(dumps(told), scores.timings, begin)
+        body = around(before, "results", await listed(map(result, found)), after)
+        return timed(body, scores.timings, begin)
 
     async def score(self, request: Request) -> Answer:
         begin = time.perf_counter()
@@ -208,8 +206,8 @@ class Rerank:
         )
         scores = await score(embedder, question, deadline=request.deadline, route=request.path)
         told = self._list(request, embedder, scores.tokens)
-        told["data"] = [{"index": i, "object": "score", "score": value} for i, value in enumerate(scores.values)]
-        return timed(dumps(told), scores.timings, begin)
+        entries = ({"index": i, "object": "score", "score": value} for i, value in enumerate(scores.values))
+        return timed(around(told, "data", await listed(entries), {}), scores.timings, begin)
 
     async def classify(self, request: Request) -> Answer:
         begin = time.perf_counter()
@@ -230,13 +228,14 @@ class Rerank:
         names = labels(embedder)
         told = self._list(request, embedder, done.tokens)
         if asked.raw_scores is not None:
-            told |= {"object": "classify", "data": [ranked(row, names) for row in rows]}
-            return timed(dumps(told), done.timings, begin)
-        told["data"] = [
-            {"index": i, "label": names[int(row.argmax())], "probs": row, "num_classes": len(row)}
-            for i, row in enumerate(rows)
-        ]
-        return timed(dumps(told), done.timings, begin)
+            told["object"] = "classify"
+            parts = await listed(ranked(row, names) for row in rows)
+        else:
+            parts = await listed(
+                {"index": i, "label": names[int(row.argmax())], "probs": row, "num_classes": len(row)}
+                for i, row in enumerate(rows)
+            )
+        return timed(around(told, "data", parts, {}), done.timings, begin)
 
     def _list(self, request: Request, embedder: Embedder, tokens: int) -> dict[str, Any]:
         return {

@@ -17,8 +17,9 @@ from hortus.ivy import assemble, outputs
 from hortus.ivy.body import Asked, check_model, one_of, reader, sort_out
 from hortus.ivy.embed import Done, Embedder, Tokens
 from hortus.ivy.exchange import Answer, Request, body_of
+from hortus.ivy.lists import dumps, listed, numbers
 from hortus.ivy.openai import timed, truncation
-from hortus.ivy.rerank import Rerank, dumps, labels, ranked
+from hortus.ivy.rerank import Rerank, labels, ranked
 from hortus.ivy.scores import cosines
 from hortus.types import Float32
 
@@ -212,7 +213,7 @@ class Tei:
             for field, texts in sides
         ]
         scores = await cosines(embedder, one, many, request.deadline)
-        return timed(dumps(scores.values), scores.timings, begin)
+        return timed(body_of(b"[", await numbers(scores.values), b"]"), scores.timings, begin)
 
     async def predict(self, request: Request) -> Answer:
         begin = time.perf_counter()
@@ -232,10 +233,10 @@ class Tei:
         apply = self._function(embedder, asked)
         done: Done[Float32] = await embedder.run(tokens, lambda first, rows: apply(rows), deadline=request.deadline)
         names = labels(embedder)
-        told = [ranked(row, names)[:top] for part in done.parts for row in part]
+        parts = await listed(ranked(row, names)[:top] for part in done.parts for row in part)
         # With `parameters`, as huggingface_hub sends them, one text's answer is a list in a list as well.
         alone = single and asked.parameters is None
-        return timed(dumps(told[0] if alone else told), done.timings, begin)
+        return timed(parts[0] if alone else body_of(b"[", parts, b"]"), done.timings, begin)
 
     def _function(self, embedder: Embedder, asked: PredictRequest) -> Callable[[Float32], Float32]:
         named = asked.parameters.function_to_apply if asked.parameters else None

@@ -68,3 +68,52 @@ async def test_slices_name_the_input_at_fault_and_keep_the_order(folder):
     for path, field in (("/decode", "ids"), ("/embed", "inputs")):
         assert (await post(gateway, path, **{field: [*ids, [-1]]})).error["param"] == f"{field}[3000][0]"
     assert (await post(gateway, "/tokenize", inputs=["a", "x" * 20_001])).error["param"] == "inputs[1]"
+
+
+TEXTS = ["word " * 40] * 300
+LISTS = {
+    "/rerank": ("embed", {"query": "q", "texts": TEXTS, "return_text": True, "truncate": True}),
+    "/v1/rerank": ("embed", {"query": "q", "documents": TEXTS}),
+    "/v2/embed": ("embed", {"model": "mini", "texts": TEXTS, "embedding_types": ["base64"]}),
+    "/similarity": ("embed", {"inputs": {"source_sentence": "q", "sentences": ["a"] * 3000}}),
+    "/score": ("embed", {"queries": "q", "documents": ["a"] * 900}),
+    "/classify": ("classify", {"input": ["a"] * 600}),
+    "/predict": ("classify", {"inputs": [["a"]] * 600}),
+}
+
+
+async def turns_to_write(folder, path: str) -> tuple[int, int]:
+    """Turns that others got from the last vectors to the answer; the answer's bytes."""
+    kind, fields = LISTS[path]
+    gateway = client(folder, kind=kind, width=8, tokenize_apart=False)
+    turns = since = 0
+    encode = gateway.encoder.encode
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async def noted(*args, **named):
+        nonlocal since
+        found = await encode(*args, **named)
+        since = turns
+        return found
+
+    gateway.encoder.encode = noted
+    counting = asyncio.create_task(count())
+    reply = await post(gateway, path, **fields)
+    counting.cancel()
+    gateway.app.close()
+    assert reply.status == 200
+    return turns - since, len(reply.body)
+
+
+@pytest.mark.parametrize("path", LISTS)
+async def test_a_long_list_is_written_a_slice_at_a_time(folder, path, monkeypatch):
+    whole, size = await turns_to_write(folder, path)
+    monkeypatch.setattr("hortus.ivy.lists.SLICE_BYTES", 1000)
+    monkeypatch.setattr("hortus.ivy.lists.SLICE_NUMBERS", 50)
+    sliced, _ = await turns_to_write(folder, path)
+    assert sliced - whole > size / 3000 > 10
