@@ -130,6 +130,9 @@ _TASKS = {
 _OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "mpnet", "data2vec-text")
 """Families whose first token has position pad_token_id + 1, so that many rows of the position table are never used."""
 
+_SEGMENTED = ("bert", "camembert", "nomic_bert", "roberta", "xlm-roberta")
+"""Families that tell two token types apart where config.json says nothing of type_vocab_size, as transformers has it."""
+
 _NO_LIMIT = 10**9
 """tokenizer_config.json says "no limit" by a number as large as 1e30."""
 
@@ -308,6 +311,14 @@ def token_id(transformer: Path, token: str) -> int | None:
         return next((i for i, (known, _) in enumerate(vocabulary) if known == token), None)
     found = vocabulary.get(token)
     return None if found is None else int(found)
+
+
+def token_types(config: dict[str, Any]) -> int:
+    """How many types of tokens a config.json's model tells apart; 0: it reads none. StartError."""
+    value = config.get("type_vocab_size", 2 if config.get("model_type") in _SEGMENTED else 0)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise StartError(f"config.json: type_vocab_size must be a whole number, not {value!r:.80}")
+    return value
 
 
 def transformer_settings(transformer: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import orjson
 import tokenizers
 
 from hortus.errors import InvalidInput, StartError, TooLong
-from hortus.folder import ModelFolder, read_json
+from hortus.folder import ModelFolder, read_json, token_types
 from hortus.ivy import assemble, vocabulary
 from hortus.ivy.assemble import Frame, Truncate, longest_first, shortened
 from hortus.ivy.fit import fit
@@ -71,7 +71,7 @@ class Reader:
         self._may_exceed = largest >= self.vocab_size and not vocabulary.all_have_rows(
             self._inner, self.vocab_size, self._file
         )
-        self._types = int(folder.config.get("type_vocab_size", 0)) > 1
+        self._types = token_types(folder.config) > 1
         self._separator_text = vocabulary.token_text(settings.get("sep_token"))
         self.max_chars = max_chars
 
