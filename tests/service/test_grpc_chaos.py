@@ -181,34 +181,37 @@ def test_a_start_that_fails_has_one_clear_reason():
 
 
 async def kill_engine(f: Family, load: Load, rng: random.Random) -> None:
-    pick(f, "tulip", rng).kill()
+    pick(f, "tulip", rng)[1].kill()
 
 
 async def end_engine(f: Family, load: Load, rng: random.Random) -> None:
-    pick(f, "tulip", rng).terminate()
+    pick(f, "tulip", rng)[1].terminate()
 
 
 async def stop_engine(f: Family, load: Load, rng: random.Random) -> None:
-    engine = pick(f, "tulip", rng)
+    _, engine = pick(f, "tulip", rng)
     engine.suspend()
     await asyncio.sleep(rng.uniform(0.5, 2.5))
     engine.resume()
 
 
 async def kill_gateway(f: Family, load: Load, rng: random.Random) -> None:
+    """Where the other is killed too before it is back, there is nobody to connect to."""
+    name, gateway = pick(f, "ivy", rng)
     load.broken_allowed = True
-    pick(f, "ivy", rng).kill()
-    await asyncio.sleep(2)
-    load.broken_allowed = False
+    try:
+        gateway.kill()
+        await replaced(f, name, gateway.pid)
+    finally:
+        load.broken_allowed = False
 
 
 async def bad_clients(f: Family, load: Load, rng: random.Random) -> None:
     await asyncio.gather(vanish(f.port, rng), dawdle(f.port, 0.5), return_exceptions=True)
 
 
-def pick(f: Family, kind: str, rng: random.Random) -> psutil.Process:
-    found = sorted((name, child) for name, child in f.children().items() if name.startswith(kind))
-    return rng.choice(found)[1]
+def pick(f: Family, kind: str, rng: random.Random) -> tuple[str, psutil.Process]:
+    return rng.choice(sorted((name, child) for name, child in f.children().items() if name.startswith(kind)))
 
 
 @pytest.mark.timeout(SOAK_S + 120)
