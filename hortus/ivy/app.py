@@ -216,6 +216,11 @@ class App:
             await _compress(request, answer)
         return answer
 
+    def refused(self, error: RequestError) -> Answer:
+        """The answer to what is no request: bytes that are not HTTP, a connection too many. Counted as any other."""
+        self._counters[error.code].inc()
+        return error_answer(error)
+
     def _tell(self, request: Request, code: str, answer: Answer | None, seconds: float) -> None:
         """The request's line in the access log, and its trace."""
         if self._journal is not None:

@@ -45,6 +45,9 @@ class Application(Judge, Protocol):
     async def answer(self, request: Request) -> Answer | None:
         """None when nobody is there to read it."""
 
+    def refused(self, error: RequestError) -> Answer:
+        """The answer to what is no request, counted."""
+
 
 class Connection(asyncio.Protocol):
     """`connections` holds it while it is open; `closed` is done from then on."""
@@ -284,7 +287,7 @@ class Connection(asyncio.Protocol):
         """The last word on a connection; what the client still sends is thrown away, so that it can read it."""
         self._bad = None
         request = Request("", "", {}, 0.0, client="", keep_alive=False)
-        self._write(request, error_answer(error))
+        self._write(request, self._app.refused(error))
         self._linger()
 
     def _leave(self) -> None:

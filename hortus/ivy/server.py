@@ -22,7 +22,7 @@ from hortus.config import IvyConfig
 from hortus.errors import Overloaded, StartError
 from hortus.ivy.app import App
 from hortus.ivy.connection import Connection
-from hortus.ivy.exchange import Request, error_answer
+from hortus.ivy.exchange import Request
 from hortus.ivy.http1 import written
 
 log = logging.getLogger("hortus.ivy")
@@ -32,6 +32,8 @@ Started = Callable[[str], Awaitable[None]]
 BACKLOG = 2048
 RESERVED_FILES = 128
 """Open files left for everything but connections: models, replicas, logs."""
+SELDOM_S = 10.0
+"""Between two lines of a log about the same mistake of clients."""
 MOST_FILES = 2**20
 """Of a system that sets no limit."""
 
@@ -119,6 +121,23 @@ def room_for_connections() -> int:
     return max(1, (MOST_FILES if soft == resource.RLIM_INFINITY else soft) - RESERVED_FILES)
 
 
+class Seldom:
+    """When to log what a client can do as often as it likes."""
+
+    def __init__(self) -> None:
+        self._said = float("-inf")
+        self.since = 0
+        """How often it happened without a line."""
+
+    def now(self) -> bool:
+        """It happened; whether it is time for a line."""
+        if time.monotonic() - self._said < SELDOM_S:
+            self.since += 1
+            return False
+        self._said = time.monotonic()
+        return True
+
+
 class Door:
     """Makes the connections. One more than there is room for is told so at once and closed: without this the system would close
     it without a word, and a server out of files could not even open its own."""
@@ -126,25 +145,24 @@ class Door:
     def __init__(self, app: App, connections: set[Connection], room: int) -> None:
         self._app, self._connections, self._room = app, connections, room
         self._leaving: set[_Refusal] = set()
-        self._said = float("-inf")
+        self._seldom = Seldom()
 
     def __call__(self) -> asyncio.Protocol:
         """The protocol of the next connection."""
         if len(self._connections) < self._room:
             return Connection(self._app, self._connections)
-        if time.monotonic() - self._said > 10:
-            self._said = time.monotonic()
+        if self._seldom.now():
             log.warning(
                 "%d connections are open, as many as there are open files for (ulimit -n): refusing more", self._room
             )
-        return _Refusal(self._room, self._leaving)
+        return _Refusal(self._app, self._room, self._leaving)
 
 
 class _Refusal(asyncio.Protocol):
     """A connection too many: one answer, whatever it asks, and a second to read it."""
 
-    def __init__(self, room: int, leaving: set[_Refusal]) -> None:
-        self._room, self._leaving = room, leaving
+    def __init__(self, app: App, room: int, leaving: set[_Refusal]) -> None:
+        self._app, self._room, self._leaving = app, room, leaving
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)
@@ -154,7 +172,7 @@ class _Refusal(asyncio.Protocol):
         self._leaving.add(self)
         error = Overloaded(f"this server has {self._room} connections, as many as its open files allow (ulimit -n)")
         request = Request("", "", {}, 0.0, client="", keep_alive=False)
-        transport.writelines(written(request, error_answer(error)))
+        transport.writelines(written(request, self._app.refused(error)))
         if transport.can_write_eof():
             transport.write_eof()
             asyncio.get_running_loop().call_later(1.0, transport.close)
@@ -179,6 +197,33 @@ async def _load(started: Started | None, address: str) -> None:
         await started(address)
 
 
+def _handshakes() -> type[ssl.SSLObject]:
+    """TLS connections whose failed handshakes are told in the log, seldom: the event loop says nothing of them, and a client that
+    speaks plain HTTP sees a closed connection, without a word."""
+    seldom = Seldom()
+
+    class Handshake(ssl.SSLObject):
+        def do_handshake(self) -> None:
+            try:
+                super().do_handshake()
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                raise
+            except ssl.SSLError as e:
+                if seldom.now():
+                    plain = e.reason == "HTTP_REQUEST"
+                    log.warning(
+                        "a client's TLS handshake failed: %s%s",
+                        "it speaks plain HTTP to this HTTPS port (--tls-cert); its address must begin with https://"
+                        if plain
+                        else (e.reason or str(e)).replace("_", " ").lower(),
+                        f" ({seldom.since} more since the last such line)" if seldom.since else "",
+                    )
+                    seldom.since = 0
+                raise
+
+    return Handshake
+
+
 def _tls(config: IvyConfig) -> ssl.SSLContext | None:
     if config.tls_cert is None:
         if config.tls_key is not None:
@@ -189,6 +234,7 @@ def _tls(config: IvyConfig) -> ssl.SSLContext | None:
         context.load_cert_chain(config.tls_cert, config.tls_key)
     except (OSError, ssl.SSLError) as e:
         raise StartError(f"--tls-cert {config.tls_cert}, --tls-key {config.tls_key}: {e}") from None
+    context.sslobject_class = _handshakes()
     return context
 
 

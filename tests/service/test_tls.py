@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 import subprocess
 
@@ -13,7 +14,7 @@ from gateway_server import running
 from hortus.config import IvyConfig
 from hortus.errors import StartError
 from hortus.ivy.app import App
-from hortus.ivy.server import serve
+from hortus.ivy.server import SELDOM_S, Seldom, serve
 from hortus.metrics import Metrics
 
 
@@ -57,3 +58,37 @@ async def test_what_cannot_be_used_is_a_start_error(pair, tmp_path, which):
     config = IvyConfig(port=0, tls_cert=given[0], tls_key=given[1])
     with pytest.raises(StartError, match="--tls-cert"):
         await asyncio.wait_for(serve(App(config, Metrics()), config), 60)
+
+
+def test_failed_handshakes_are_told_once_in_a_while(pair, caplog, monkeypatch):
+    monkeypatch.setattr("hortus.ivy.server.SELDOM_S", 1e9)  # however long this test takes
+    cert, key = pair
+    with running(tls_cert=cert, tls_key=key) as server:
+        for attempt in (
+            b"GET /health HTTP/1.1\r\n\r\n",
+            b"GET / HTTP/1.0\r\n\r\n",
+            b"nonsense" * 9,
+        ):
+            with server.connect() as sock:
+                sock.sendall(attempt)
+                with contextlib.suppress(ConnectionError):
+                    while sock.recv(100):  # an alert, perhaps, and the end
+                        pass
+        with httpx.Client(
+            verify=ssl.create_default_context(cafile=cert), base_url=server.url.replace("http:", "https:")
+        ) as client:
+            assert client.get("/health").status_code == 200
+    told = [r.getMessage() for r in caplog.records if "handshake" in r.getMessage()]
+    assert len(told) == 1, told
+    assert "plain HTTP" in told[0]
+    assert "--tls-cert" in told[0]
+    assert not [r for r in caplog.records if r.levelname == "ERROR"]
+
+
+def test_a_line_tells_how_many_had_none(monkeypatch):
+    seldom, now = Seldom(), 0.0
+    monkeypatch.setattr("hortus.ivy.server.time.monotonic", lambda: now)
+    assert [seldom.now() for _ in range(5)] == [True, False, False, False, False]
+    assert seldom.since == 4
+    now = SELDOM_S
+    assert seldom.now()

@@ -13,6 +13,7 @@ from patience import PATIENCE_S
 
 from hortus.ivy import connection
 from hortus.ivy.http1 import HEAD_BYTES, path_of
+from hortus.ivy.server import Door
 
 GOOD = json.dumps({"model": "mini", "input": "a"}).encode()
 
@@ -309,3 +310,36 @@ async def test_where_the_bytes_are_cut_makes_no_difference(small, requests, rest
     await rounds()
     assert wire.statuses == expected
     assert wire.lost == bool(rest)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01",  # TLS to a plain port
+        b"nonsense\r\n\r\n",
+        b"GET /health HTTP/9.9\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nx" + b"y" * HEAD_BYTES,
+        b"GET /health HTTP/1.1\r\n\r\n\x00\x01",
+    ],
+    ids=lambda data: repr(data[:30]),
+)
+async def test_what_is_not_http_is_counted(client, data):
+    wire = Stream(client.app)
+    wire.feed(data)
+    last = data.startswith(b"GET /health HTTP/1.1\r\n\r\n")
+    await wire.until(2 if last else 1)
+    assert wire.statuses == [*([200] if last else []), 400]
+    assert client.count("invalid_input") == 1
+    assert client.count("ok") == 0
+
+
+async def test_a_connection_too_many_is_counted(client):
+    door = Door(client.app, set(), 0)
+    for _ in range(2):
+        wire = Stream.__new__(Stream)
+        refusal = door()
+        asyncio.Transport.__init__(wire)
+        wire.written, wire.wrote, wire.lost, wire.connection = bytearray(), asyncio.Event(), False, refusal
+        refusal.connection_made(wire)
+        assert wire.statuses == [429]
+    assert client.count("overloaded") == 2
