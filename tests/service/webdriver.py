@@ -47,6 +47,7 @@ class Browser:
         self._http = http
         options = {"binary": _found(BROWSERS), "args": list(FLAGS)}
         wanted = {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
+        wanted["timeouts"] = {"script": 120_000, "pageLoad": 120_000}  # ms
         self._at = ""
         self._at = f"/session/{self._call('POST', '/session', capabilities={'alwaysMatch': wanted})['sessionId']}"
 
@@ -144,12 +145,12 @@ def driver() -> Iterator[Callable[[], Browser]]:
             process = subprocess.Popen([_found(DRIVERS), "--port=0"], stdout=out, stderr=out, env=environ)
         made: list[Browser] = []
         try:
-            end = time.monotonic() + 30
+            end = time.monotonic() + 60
             while not (port := re.search(r"started successfully on port (\d+)", log.read_text())):
                 assert process.poll() is None, log.read_text()
                 assert time.monotonic() < end, log.read_text()
                 time.sleep(0.02)
-            with httpx.Client(base_url=f"http://127.0.0.1:{port[1]}", timeout=60, trust_env=False) as http:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port[1]}", timeout=150, trust_env=False) as http:
 
                 def make() -> Browser:
                     made.append(Browser(http))
