@@ -79,8 +79,8 @@ def family(where: Path, *flags: str, gateways: int = 2, replicas: int = 2, ready
         if process.poll() is None:  # else the test has killed it
             children = psutil.Process(process.pid).children()
             process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 0, got.text()
-            _, alive = psutil.wait_procs(children, 5)
+            assert process.wait(60) == 0, got.text()
+            _, alive = psutil.wait_procs(children, 60)
             assert not alive, f"left behind: {alive}"
     finally:
         with contextlib.suppress(psutil.Error):
