@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,6 +20,33 @@ ROWS = 6000
 def command(given: Path, out: Path, *more: str) -> list[str]:
     fixed = ["--model", "demo", "--out", str(out), "--part-rows", "500", "--window-rows", "100", "--fake-delay-ms", "3"]
     return [sys.executable, "-W", "error", "-m", "hortus.cli", "embed", str(given), *fixed, *more]
+
+
+IN_TIME = """
+import os, random, sys, threading, time
+from pathlib import Path
+from hortus.cli import main
+
+def at_a_part():
+    out, more, within_s, number = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
+    count = lambda: len(list(out.glob("_parts/*.json")))
+    wanted = count() + more
+    while count() < wanted:
+        time.sleep(0.002)
+    time.sleep(random.Random(wanted).random() * within_s)  # somewhere inside the next part
+    os.kill(os.getpid(), number)
+
+threading.Thread(target=at_a_part, daemon=True).start()
+sys.exit(main(sys.argv[5:]))
+"""
+
+
+def signalled(args: list[str], out: Path, number: int, parts: int, within_s: float = 0.0) -> subprocess.Popen[str]:
+    """The command, which sends itself a signal when it has made so many more parts: looked at from outside it might have ended
+    between two looks."""
+    words = args[args.index("hortus.cli") + 1 :]
+    mine = [str(out), str(parts), str(within_s), str(int(number))]
+    return started(sys.executable, "-W", "error", "-c", IN_TIME, *mine, *words)
 
 
 def everything(out: Path) -> dict[str, bytes]:
@@ -62,34 +88,21 @@ def whole(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, b
 @pytest.mark.timeout(180)
 def test_killed_again_and_again_and_the_same_bytes(corpus: Path, whole: dict[str, bytes], tmp_path: Path):
     """kill -9 whenever two more parts are done, until the run comes to its end by itself."""
-    out, kills, rng = tmp_path / "out", 0, random.Random(5)
-    args = command(corpus, out, "--id", "id")
+    out, kills = tmp_path / "out", 0
     while True:
-        process, before = started(*args), len(list(out.glob("_parts/*.json")))
-        deadline = time.monotonic() + 60
-        while process.poll() is None and len(list(out.glob("_parts/*.json"))) < before + 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
-        time.sleep(rng.random() * 0.02)  # somewhere inside the next part
-        process.kill()
-        if process.wait() == 3:
+        process = signalled(command(corpus, out, "--id", "id"), out, signal.SIGKILL, 2, 0.02)
+        _, err = process.communicate(timeout=100)
+        if process.returncode == 3:
             break
+        assert process.returncode == -signal.SIGKILL, err
         kills += 1
-        process.communicate()
-    process.communicate()
     assert kills >= 3
     assert everything(out) == whole
 
 
 def test_a_signal_stops_it_and_it_goes_on(corpus: Path, whole: dict[str, bytes], tmp_path: Path):
     out = tmp_path / "out"
-    process = started(*command(corpus, out, "--id", "id"))
-    deadline = time.monotonic() + 60
-    while not list(out.glob("_parts/*.json")):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
+    process = signalled(command(corpus, out, "--id", "id"), out, signal.SIGTERM, 1)
     last = json.loads(ended(process, 128 + signal.SIGTERM).splitlines()[-1])
     assert last["event"] == "stopped"
     assert not list(out.rglob(".*.partial"))

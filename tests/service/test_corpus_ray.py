@@ -18,7 +18,7 @@ ROWS = 4000
 
 def embed(given: Path, out: Path, *more: str) -> subprocess.Popen[str]:
     fixed = ["--model", "demo", "--out", str(out), "--id", "n", "--part-rows", "250", "--window-rows", "100"]
-    words = [sys.executable, "-m", "hortus.cli", "embed", str(given), *fixed, "--fake-delay-ms", "60", *more]
+    words = [sys.executable, "-m", "hortus.cli", "embed", str(given), *fixed, "--fake-delay-ms", "200", *more]
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import socket
 import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from gateway_server import running
+from patience import PATIENCE_S, until_seen
 
 from hortus import cli, config
 from hortus.config import TulipConfig
@@ -84,9 +86,8 @@ def test_a_server_that_ends_is_done_without(corpus: Path, tmp_path: Path, monkey
     with running(engine()) as one, running(engine()) as two:
 
         def end() -> None:
-            deadline = time.monotonic() + 60
-            while one.engine.steps < 6 and time.monotonic() < deadline:
-                time.sleep(0.002)
+            with contextlib.suppress(AssertionError):  # in any case it ends
+                until_seen(lambda: one.engine.steps >= 6)
             one.stop()
 
         ender = threading.Thread(target=end)
@@ -100,8 +101,30 @@ def test_a_queue_that_is_full_is_waited_for(corpus: Path, tmp_path: Path, monkey
     monkeypatch.setattr(server, "REQUEST_CHARS", 4000)
     monkeypatch.setattr(server, "REST_S", (0.01, 0.05))
     with running(engine(), TulipConfig(max_queue_tokens=1500)) as one:
-        assert embed(corpus, tmp_path / "out", one.url) == 3
-        assert one.sample("hortus_requests_total", code="overloaded") > 0
+        held, taken = threading.Event(), FakeEngine.step
+
+        def step(self, batch):
+            if self.steps == 4:
+                self.hold()
+                held.set()
+            return taken(self, batch)
+
+        def refused() -> float:
+            return one.sample("hortus_requests_total", code="overloaded")
+
+        def let_go() -> None:  # the engine, once a request was refused
+            assert held.wait(PATIENCE_S)
+            try:
+                until_seen(refused)
+            finally:
+                one.engine.release()
+
+        monkeypatch.setattr(FakeEngine, "step", step)
+        with ThreadPoolExecutor(1) as pool:
+            released = pool.submit(let_go)
+            assert embed(corpus, tmp_path / "out", one.url) == 3
+            released.result()
+        assert refused() > 0
     assert len(rows(tmp_path / "out")[0]) == len(TEXTS) - 3
 
 
@@ -120,6 +143,7 @@ def test_no_server_for_long_ends_the_run(corpus: Path, tmp_path: Path, monkeypat
         with pytest.raises(StartError, match=r"no server has answered for 0\.3 s"):
             embed(corpus, tmp_path / "out", one.url)
         monkeypatch.setattr(FakeEngine, "step", taken)
+    monkeypatch.setattr(server, "PATIENCE_S", PATIENCE_S)
     with running(engine()) as again:
         assert embed(corpus, tmp_path / "out", again.url) == 3
 
