@@ -1,8 +1,8 @@
 """`hortus bench`: measure Hortus and any other server side by side, print a table, append JSON lines; draw reports.
 
 Suites of suites.py run over targets (targets.py). The rest are programs of their own with flags of their own: parts of
-Hortus by themselves (cpu, http, grpc, engine, kernels), and what is made of results (report, readme). All are imported when
-chosen: most need torch or the peer they compare with.
+Hortus by themselves (cpu, http, grpc, beside, engine, kernels), and what is made of results (report, readme). All are
+imported when chosen: most need torch or the peer they compare with.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ PROGRAMS = {
     "cpu": ("hortus.bench.cpu", "against sentence-transformers in process: vectors, throughput, latency"),
     "http": ("hortus.bench.http", "what HTTP adds over a fake engine that takes no time"),
     "grpc": ("hortus.bench.http", "one process against gateways over gRPC, fake engine"),
+    "beside": ("hortus.bench.beside", "short texts beside ones that are slow to tokenise, fake engine"),
     "corpus": ("hortus.bench.corpus", "`hortus embed` against the engine alone; two Ray actors against one"),
     "watch": ("hortus.bench.watch", "what an open Watch view of the page costs, fake engine"),
     "engine": ("hortus.bench.engine", "GPU: checks, then step times of the pplx-embed shapes"),
