@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -38,6 +39,7 @@ from hortus.corpus.output import schema_of
 from hortus.corpus.pipeline import Parts, run
 from hortus.corpus.store import Store
 from hortus.corpus.vectors import Local, take
+from hortus.errors import StartError
 from hortus.ivy.assemble import Truncate
 from hortus.ivy.split import cut
 from hortus.local import open_local
@@ -164,40 +166,62 @@ def told_shares(before: Mapping[str, float], after: Mapping[str, float]) -> str:
 
 
 def actors(model: str, given: Path, work: Path, rows: int, rounds: int, threads: int) -> list[Record]:
-    """Rows a second of two Ray actors and of one, in turn."""
+    """Rows a second of two Ray actors and of one, in turn; and what two would be to one on cores that nobody else wants."""
     rates: dict[int, list[float]] = {1: [], 2: []}
+    efforts: dict[int, list[float]] = {1: [], 2: []}  # processor seconds of actors a row
     for i in range(rounds):
         for count in (1, 2) if i % 2 == 0 else (2, 1):
             out = Path(tempfile.mkdtemp(dir=work))
-            flags = ["--part-rows", str(max(1, rows // 24)), "--threads", str(threads), "--auto-truncate"]
-            words = [
-                "--model",
-                model,
-                "--out",
-                str(out),
-                "--ray",
-                "local",
-                "--actors",
-                str(count),
-                "--progress",
-                "none",
-            ]
-            subprocess.run([sys.executable, "-m", "hortus.cli", "embed", str(given), *words, *flags], check=True)
-            rates[count].append(rate(out))
-            print(f"{count} actors: {rates[count][-1]:.2f} rows/s", flush=True)
+            words = f"--part-rows {max(1, rows // 24)} --threads {threads} --auto-truncate --ray local --actors {count}".split()
+            words += ["--model", model, "--out", str(out), "--progress", "none"]
+            job = subprocess.Popen([sys.executable, "-m", "hortus.cli", "embed", str(given), *words])
+            seen: list[tuple[float, float]] = []
+            while job.poll() is None:
+                seen.append((time.time(), actor_seconds(job.pid)))
+                time.sleep(0.5)
+            if job.returncode:
+                raise StartError(f"`hortus embed --ray local --actors {count}` ended with {job.returncode}")
+            made, first, last = span(out)
+            begin, end = np.interp([first, last], [at for at, _ in seen], [s for _, s in seen])
+            rates[count].append(made / (last - first))
+            efforts[count].append(float(end - begin) / made)
+            print(
+                f"{count} actors: {rates[count][-1]:.2f} rows/s, {efforts[count][-1]:.3f} processor s a row", flush=True
+            )
     ratios = np.asarray(rates[2]) / np.asarray(rates[1])
+    told = f"; ratios of rounds {ratios.min():.2f} to {ratios.max():.2f}"
+    if min(efforts[2]) > 0:
+        told += f"; by processor time {2 * np.median(efforts[1]) / np.median(efforts[2]):.2f}"
     return [
         Record(
             suite="corpus-ray", target=f"{count} actors", model=model, batch=rows, requests_per_s=float(np.median(rates[count])),
             rounds=rounds, ratio=float(np.median(ratios)) if count == 2 else None, command="hortus bench corpus --ray",
-            note=f"{threads} threads an actor; rows a second"
-            + (f"; ratios of rounds {ratios.min():.2f} to {ratios.max():.2f}" if count == 2 else ""),
+            note=f"{threads} threads an actor; rows a second" + (told if count == 2 else ""),
         )
         for count in (1, 2)
     ]  # fmt: skip
 
 
-def rate(out: Path) -> float:
-    """Rows a second between the first and the last part that were finished."""
+def span(out: Path) -> tuple[int, float, float]:
+    """(rows of all parts but the one that was finished first, when that was, when the last was)."""
     found = sorted((p.stat().st_mtime, orjson.loads(p.read_bytes())["rows"]) for p in out.glob("_parts/*.json"))
-    return float(sum(rows for _, rows in found[1:]) / (found[-1][0] - found[0][0]))
+    return sum(rows for _, rows in found[1:]), found[0][0], found[-1][0]
+
+
+def actor_seconds(root: int) -> float:
+    """Processor seconds of the Ray actors with an engine below process `root`; 0 where the system does not tell."""
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            fields = path.joinpath("stat").read_text().rpartition(")")[2].split()
+            parents[int(path.name)] = int(fields[1])
+            if path.joinpath("cmdline").read_bytes().startswith(b"ray::MapWorker"):
+                ticks[int(path.name)] = int(fields[11]) + int(fields[12])
+
+    def below(pid: int) -> bool:
+        while pid and pid != root:
+            pid = parents.get(pid, 0)
+        return pid == root
+
+    return sum(t for pid, t in ticks.items() if below(pid)) / os.sysconf("SC_CLK_TCK")
