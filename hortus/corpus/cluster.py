@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
@@ -26,7 +27,7 @@ from hortus.corpus.pipeline import Parts, run
 from hortus.corpus.progress import Progress
 from hortus.corpus.store import Store
 from hortus.corpus.vectors import Local
-from hortus.errors import RequestError, StartError
+from hortus.errors import StartError
 from hortus.local import open_local
 
 try:
@@ -152,10 +153,14 @@ def results(
         for row in found.iter_rows():
             yield [Record(**r) for r in pickle.loads(row["records"])], float(row["busy_s"])
     except ray.exceptions.RayError as e:
-        cause = getattr(e, "cause", None)
-        if isinstance(cause, StartError | RequestError):
-            raise StartError(str(cause)) from None
-        raise StartError(f"the cluster gave up: {str(e).strip().splitlines()[-1]}") from e
+        raise StartError(why(str(e))) from e
+
+
+def why(told: str) -> str:
+    """What ended the run, of the text of Ray's error: ours, which Ray carries only in an actor's traceback, else Ray's last line.
+    Pure."""
+    ours = re.findall(r"^hortus\.errors\.\w+: (.+)$", told, re.MULTILINE)
+    return str(ours[-1]) if ours else f"the cluster gave up: {told.strip().splitlines()[-1]}"
 
 
 def _ends(parts: range | None) -> dict[str, int]:

@@ -79,3 +79,15 @@ def test_tasks():
     assert tasks_of(counts, 5, []) == [*one, Task(1, None), Task(2, None), Task(3, range(1))]
     done = [record(0, 1, False), record(1, 0, False), record(1, 1, True), record(2, 1, True)]
     assert tasks_of(counts, 5, done) == [one[0], one[2], Task(2, None), Task(3, range(1))]
+
+
+def test_what_ended_an_actor_is_told_in_our_words():
+    from hortus.corpus.cluster import why
+
+    rays = "ray.exceptions.UserCodeException: UDF failed to process a data block.\nTo change retry attempts, configure more."
+    ours = (
+        "OSError: [Errno 28]\n\nThe above ...\n  File x\nhortus.errors.StartError: --out X: no room left; go on\n\n"
+        + rays
+    )
+    assert why(ours) == "--out X: no room left; go on"
+    assert why(rays) == "the cluster gave up: To change retry attempts, configure more."
