@@ -49,6 +49,12 @@ def test_arrows(path: Path):
             assert top[1] in SHARED | {"__version__"}, f"{path} imports {name}"
 
 
+def test_no_two_files_of_tests_have_one_name():
+    """They could not be collected together, which a run of one of them does not show."""
+    names = [f.name for f in Path(__file__).parents[1].rglob("*.py") if f.name != "conftest.py"]
+    assert not {name for name in names if names.count(name) > 1}
+
+
 def test_gateway_and_fake_start_without_torch():
     code = (
         "import sys; sys.modules['torch'] = None; sys.modules['transformers'] = None\n"
