@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 from gateway_server import Server, running
+from grpc_pair import Garden, garden
 
 
 @pytest.fixture(scope="module")
@@ -18,3 +20,10 @@ def server() -> Iterator[Server]:
 def run():
     """run(engine, tulip, **ivy_settings): a server of the test's own."""
     return running
+
+
+@pytest.fixture(params=["local", "grpc"])
+async def world(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Garden]:
+    """Schedulers and gateways' clients, over each kind of link."""
+    async with garden(tmp_path, request.param) as g:
+        yield g

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -61,6 +62,12 @@ class Server:
 
     def sample(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(name, labels) or 0
+
+
+def request(text: str | list[str] = "a") -> bytes:
+    """A POST to /v1/embeddings, as bytes."""
+    body = json.dumps({"model": "mini", "input": text}).encode()
+    return b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
 
 
 def read_answer(sock: socket.socket) -> tuple[int, bytes]:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from gateway_server import FOLDER
 from patience import until
 
@@ -14,7 +15,7 @@ from hortus.config import LinkConfig, TulipConfig
 from hortus.folder import ModelFolder
 from hortus.ivy.replicas import Replicas
 from hortus.metrics import Metrics
-from hortus.tulip.fake import FakeEngine
+from hortus.tulip.fake import FakeEngine, fake_rows
 from hortus.tulip.scheduler import Scheduler
 from hortus.tulip.server import Server
 from hortus.tulip.spans import Spans
@@ -41,6 +42,11 @@ class Tulip:
 def batch(*ids: int) -> TokenBatch:
     """One sequence for each id, of that id three times."""
     return TokenBatch.of([[i] * 3 for i in ids])
+
+
+def rows_of(b: TokenBatch) -> np.ndarray:
+    """[rows, 384]: what the fake engine answers."""
+    return fake_rows(b, 384)
 
 
 async def start_tulip(

@@ -1,7 +1,8 @@
 """What went wrong for users of other servers, as whole kinds of fault, on every route that takes text.
 
 The numbers are those of a list of public reports. What is not here is elsewhere: bodies and limits in test_nasty_bodies,
-clients that leave, draining and dead engines in test_lifecycle, folders and lengths in the unit tests of folder and tokenizer.
+clients that leave and dead engines in test_lifecycle, draining in test_drain, folders and lengths in the unit tests of folder
+and tokenizer.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Ivy's client and Tulip's server over real gRPC: answers, errors, deadlines, cancelling, several replicas, TLS."""
+"""Ivy's client and Tulip's server over real gRPC: answers, errors, deadlines, cancelling, TLS."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import subprocess
 import time
 
@@ -12,29 +11,18 @@ import numpy as np
 import pytest
 from gateway_server import FOLDER
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_pair import Garden, batch, garden
+from grpc_pair import Garden, batch, rows_of
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from patience import PATIENCE_S, timed, until
 
 from hortus import errors
-from hortus.config import LinkConfig, TulipConfig
+from hortus.config import LinkConfig
 from hortus.errors import StartError
 from hortus.ivy.tokenize import Tokenizer
 from hortus.protocol import wire
 from hortus.protocol.credentials import channel, client_credentials, server_credentials, shown
-from hortus.tulip.fake import FakeEngine, fake_rows
+from hortus.tulip.fake import FakeEngine
 from hortus.types import TokenBatch
-
-
-@pytest.fixture(params=["local", "grpc"])
-async def world(tmp_path, request):
-    async with garden(tmp_path, request.param) as g:
-        yield g
-
-
-def rows_of(b: TokenBatch) -> np.ndarray:
-    return fake_rows(b, 384)
-
 
 # --- one replica
 
@@ -95,25 +83,6 @@ async def test_the_scheduler_checks_what_enters_and_others_go_on(world: Garden, 
     with pytest.raises(kind):
         await replicas.encode(bad)
     np.testing.assert_array_equal((await good).rows, rows_of(batch(1)))
-
-
-async def test_overload_is_told_at_once_with_its_flag(world: Garden):
-    tulip = await world.tulip(tulip=TulipConfig(max_queue_tokens=9))
-    tulip.engine.hold()
-    replicas = await world.replicas(tulip.address)
-    tasks = [asyncio.ensure_future(replicas.encode(batch(n))) for n in range(20)]
-    # The engine is held: what is answered did not wait for it.
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=PATIENCE_S)
-    assert any(task.done() for task in tasks)
-    tulip.engine.release()
-    results = await asyncio.gather(*tasks, return_exceptions=True)
-    refused = [r for r in results if isinstance(r, BaseException)]
-    assert 0 < len(refused) < 20
-    for error in refused:
-        assert isinstance(error, errors.Overloaded)
-        assert "--max-queue-tokens" in error.message
-        assert error.retry_after_s >= 1
-    assert all(r.rows.shape == (1, 384) for r in results if not isinstance(r, BaseException))
 
 
 @timed
@@ -271,132 +240,6 @@ async def test_another_protocol_version_is_refused_by_name(world: Garden):
             await connection.unary_unary(wire.DESCRIBE)(b"\x08\x09")
 
 
-# --- several replicas
-
-
-@timed
-async def test_work_is_shared_out(world: Garden):
-    tulips = [await world.tulip(FakeEngine.like(FOLDER, delay_s=0.002)) for _ in range(3)]
-    replicas = await world.replicas(*[t.address for t in tulips])
-    await asyncio.gather(*[replicas.encode(batch(n)) for n in range(300)])
-    run = [sum(s for s, _ in t.engine.shapes) for t in tulips]
-    assert sum(run) == 300
-    assert min(run) >= 80
-
-
-@timed
-async def test_a_lost_replica_s_work_is_answered_by_another_once(world: Garden):
-    a, b = [await world.tulip() for _ in range(2)]
-    a.engine.hold()
-    b.engine.hold()
-    replicas = await world.replicas(a.address, b.address)
-    tasks = [asyncio.ensure_future(replicas.encode(batch(n))) for n in range(20)]
-    await until(lambda: a.engine.steps and b.engine.steps)
-    begin = time.monotonic()
-    await a.server.close()
-    b.engine.release()
-    results = await asyncio.gather(*tasks)
-    assert time.monotonic() - begin < 1
-    for n, result in enumerate(results):
-        np.testing.assert_array_equal(result.rows, rows_of(batch(n)))
-    retries = replicas._metrics.registry.get_sample_value("hortus_replica_retries_total")
-    assert 0 < retries <= 10
-
-
-async def test_with_no_replica_left_the_answer_is_clear_and_at_once(world: Garden):
-    a = await world.tulip()
-    replicas = await world.replicas(a.address)
-    a.engine.hold()
-    task = asyncio.ensure_future(replicas.encode(batch(1)))
-    await until(lambda: a.engine.steps)
-    await a.server.close()
-    with pytest.raises(errors.NotReady, match="was lost"):
-        await asyncio.wait_for(task, PATIENCE_S)
-    took = []
-    for _ in range(5):
-        begin = time.monotonic()
-        with pytest.raises(errors.NotReady, match="no replica can take work: "):
-            await asyncio.wait_for(replicas.encode(batch(1)), PATIENCE_S)
-        took.append(time.monotonic() - begin)
-    assert min(took) < 0.5
-
-
-async def test_a_replica_comes_back(world: Garden):
-    a = await world.tulip()
-    replicas = await world.replicas(a.address)
-    await a.stop()
-    await until(lambda: not next(iter(replicas.links.values())).up)
-    await world.tulip(listen=a.address)
-    await until(lambda: next(iter(replicas.links.values())).up)
-    assert (await replicas.encode(batch(1))).rows.shape == (1, 384)
-
-
-async def test_another_model_is_refused_by_name(world: Garden, caplog):
-    caplog.set_level("INFO")
-    a = await world.tulip()
-    b = await world.tulip(FakeEngine(name="other", width=384), folder=dataclasses.replace(FOLDER, name="other"))
-    replicas = await world.replicas(a.address)
-    both = await world.replicas(a.address, b.address, up=1)
-    await until(lambda: "its model is" in caplog.text)
-    serving = (await both.describe()).info.name
-    for n in range(5):
-        assert (await both.encode(batch(n))).rows.shape == (1, 384)
-    refused = next(link for link in both.links.values() if not link.up)
-    await until(lambda: f"this gateway serves {serving!r}" in refused.why)
-    assert (await replicas.describe()).info.name == "mini"
-
-
-async def test_draining_finishes_what_is_in_and_sends_the_rest_elsewhere(world: Garden):
-    a, b = [await world.tulip(FakeEngine.like(FOLDER, delay_s=0.02)) for _ in range(2)]
-    replicas = await world.replicas(a.address, b.address)
-    tasks = [asyncio.ensure_future(replicas.encode(batch(n))) for n in range(50)]
-    await until(lambda: a.engine.steps)
-    draining = asyncio.ensure_future(a.server.drain(PATIENCE_S))
-    for n in range(50, 100):
-        tasks.append(asyncio.ensure_future(replicas.encode(batch(n))))
-        await asyncio.sleep(0.001)
-    results = await asyncio.gather(*tasks)
-    await draining
-    for n, result in enumerate(results):
-        np.testing.assert_array_equal(result.rows, rows_of(batch(n)))
-    assert replicas._metrics.registry.get_sample_value("hortus_replica_losses_total") <= 1
-
-
-async def test_an_engine_that_hangs_is_passed_over(world: Garden):
-    a, b = await world.tulip(tulip=TulipConfig(step_timeout_s=0.2)), await world.tulip()
-    replicas = await world.replicas(a.address, b.address)
-    a.engine.hold()
-    results = await asyncio.gather(*[replicas.encode(batch(n)) for n in range(20)])
-    assert len(results) == 20
-    before = b.engine.steps
-    for n in range(10):
-        await replicas.encode(batch(n))
-    assert b.engine.steps >= before + 10
-
-
-async def test_unlisted_replicas_finish_and_go(world: Garden, monkeypatch):
-    from hortus.ivy import replicas as module
-    from hortus.ivy.address import Target
-
-    a, b = [await world.tulip(FakeEngine.like(FOLDER, delay_s=0.05)) for _ in range(2)]
-    listed = [a.address]
-
-    async def resolve(place):
-        return {Target(address, None) for address in listed}
-
-    monkeypatch.setattr(module, "resolve", resolve)
-    replicas = await world.replicas("many.example:1", resolve_s=0.1, up=1)
-    task = asyncio.ensure_future(replicas.encode(batch(1)))
-    await asyncio.sleep(0.02)
-    listed[:] = [b.address]
-    await until(lambda: [t.address for t, link in replicas.links.items() if link.up] == [b.address])
-    assert (await task).rows.shape == (1, 384)
-    steps = a.engine.steps
-    await replicas.encode(batch(2))
-    assert (a.engine.steps, b.engine.steps) == (steps, 1)
-    await until(lambda: not a.server._streams)
-
-
 # --- secrets
 
 
@@ -473,43 +316,3 @@ async def test_a_port_in_use_is_a_start_error(world: Garden):
     tulip = await world.tulip(listen="127.0.0.1:0")
     with pytest.raises(StartError, match="--listen"):
         await world.tulip(listen=tulip.address)
-
-
-# --- overload
-
-
-@timed
-async def test_goodput_stays_at_three_times_the_load_and_recovers_at_once(world: Garden):
-    """Slow steps, so that the machine that runs clients, gateway and scheduler in one process is not what is measured."""
-    engine = FakeEngine.like(FOLDER, delay_s=0.04)
-    tulip = await world.tulip(engine, tulip=TulipConfig(max_batch_sequences=4, max_queue_tokens=3 * 20))
-    replicas = await world.replicas(tulip.address)
-    seconds = 1.2
-
-    async def rate(clients: int) -> tuple[float, list[float]]:
-        """(answers a second, ms that refusals took) of so many clients, each asking again at once (50 ms after a refusal)."""
-        good, refusals = 0, []
-        begin = time.monotonic()
-
-        async def client(n: int) -> None:
-            nonlocal good
-            while time.monotonic() < begin + seconds:
-                sent = time.perf_counter()
-                try:
-                    await replicas.encode(batch(n % 100), deadline=time.monotonic() + 5)
-                    good += time.monotonic() < begin + seconds
-                except errors.Overloaded:
-                    refusals.append((time.perf_counter() - sent) * 1000)
-                    await asyncio.sleep(0.05)
-
-        await asyncio.gather(*[client(n) for n in range(clients)])
-        return good / seconds, refusals
-
-    peak, none = await rate(16)
-    loaded, refusals = await rate(56)
-    after, _ = await rate(16)
-    assert not none
-    assert len(refusals) > 2 * seconds * peak, "three times as much is asked for"
-    assert loaded > 0.9 * peak
-    assert after > 0.9 * peak
-    assert np.median(refusals) < 40, "a refusal comes at once, not after a step"

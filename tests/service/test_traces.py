@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from gateway_server import FOLDER
-from grpc_pair import Garden, garden
+from grpc_pair import Garden
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
 from hortus.config import IvyConfig, TulipConfig
@@ -20,12 +20,6 @@ from hortus.tulip.spans import Spans
 
 ENDPOINT = "http://127.0.0.1:9/v1/traces"
 NUMBER, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-
-
-@pytest.fixture(params=["local", "grpc"])
-async def world(tmp_path, request):
-    async with garden(tmp_path, request.param) as g:
-        yield g
 
 
 @pytest.fixture
