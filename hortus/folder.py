@@ -174,6 +174,9 @@ def _describe(path: Path, name: str, max_length: int | None) -> ModelFolder:
     config = read_json(transformer / "config.json")
     if not config:
         raise StartError(f"{transformer}: no config.json; is this a model folder in Hugging Face's layout?")
+    names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+        raise StartError(f"{transformer / 'config.json'}: architectures must be a list of names, not {names!r:.80}")
     described = read_json(path / "config_sentence_transformers.json")
     if (sort := described.get("model_type", "SentenceTransformer")) not in SORTS:
         raise StartError(f"{path}: a {sort} of sentence-transformers; supported: {', '.join(SORTS)}")
@@ -181,9 +184,9 @@ def _describe(path: Path, name: str, max_length: int | None) -> ModelFolder:
     default = described.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(p, str | None) for p in prompts.values()):
         raise StartError(f"{path / 'config_sentence_transformers.json'}: prompts must map names to texts")
-    if default is not None and default not in prompts:
+    if default is not None and (not isinstance(default, str) or default not in prompts):
         raise StartError(
-            f"{path / 'config_sentence_transformers.json'}: default_prompt_name {default!r} is not one of the prompts "
+            f"{path / 'config_sentence_transformers.json'}: default_prompt_name {default!r:.80} is not one of the prompts "
             f"({', '.join(map(repr, prompts)) or 'there are none'})"
         )
     # Without modules.json sentence-transformers makes its own modules and does not read this file.

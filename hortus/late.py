@@ -81,6 +81,8 @@ def read_late(
     markers = []
     for key, name in (("query_prefix", "query"), ("document_prefix", "document")):
         if prefix := described.get(key) or "":
+            if not isinstance(prefix, str):
+                raise StartError(f"{file}: {key} must be a text, not {prefix!r:.80}")
             markers.append(prefix)
             prompts[name] = prefix + prompts.get(name, "").removeprefix(prefix)
     told = {**described, **{k: v for k, v in settings.items() if v is not None or k == "query_expansion"}}

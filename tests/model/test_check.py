@@ -193,6 +193,25 @@ def test_odd_values_are_refused_in_words(make_tiny: Any, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
+    ("name", "key", "odd"),
+    [
+        ("config.json", "architectures", 7),
+        ("config.json", "architectures", [7]),
+        ("config.json", "layer_norm_eps", "small"),
+        ("config.json", "type_vocab_size", []),
+        ("config_sentence_transformers.json", "default_prompt_name", ["query"]),
+        ("config_sentence_transformers.json", "query_prefix", 7),
+    ],
+)
+def test_odd_values_are_refused_by_file_and_key(make_tiny: Any, tmp_path: Path, name: str, key: str, odd: Any) -> None:
+    path = Path(shutil.copytree(make_tiny([Pooling(32), Normalize()]), tmp_path / "model"))
+    had = json.loads((path / name).read_text()) if (path / name).exists() else {}
+    (path / name).write_text(json.dumps(had | {key: odd}))
+    with pytest.raises(StartError, match=f"{re.escape(name)}.*: {key} "):
+        check(str(path), Config())
+
+
+@pytest.mark.parametrize(
     "text", ["[" * 100_000, '{"a":' * 100_000, '{"vocab_size": ' + "9" * 5000 + "}", "", "[]", "null"]
 )
 @pytest.mark.parametrize(
