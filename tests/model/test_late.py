@@ -184,7 +184,7 @@ async def test_what_is_too_long_is_refused_unless_asked(base: Base, tmp_path: Pa
         with pytest.raises(TooLong, match=rf"input 1 has \d+ tokens, the limit given is {most}"):
             await embedder.vectors(["a", "word " * 40], query=query, truncate=embedder.truncate(False))
     question = Question(queries=["a"], documents=["b"], truncate=embedder.truncate(), instruction="c")
-    with pytest.raises(InvalidInput, match="no instruction"):
+    with pytest.raises(InvalidInput, match="no `instruction`"):
         await score(embedder, question, deadline=time.monotonic() + 60, route="/rerank")
 
 

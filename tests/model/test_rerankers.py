@@ -211,7 +211,7 @@ async def test_templates_of_one_s_own(tmp_path: Path) -> None:
     embedder = opened(tmp_path, templates=str(file))
     got = await scored(embedder, "no", ["yes"])
     assert got.tokens == 4
-    with pytest.raises(InvalidInput, match="takes no instruction"):
+    with pytest.raises(InvalidInput, match="takes no `instruction`"):
         await scored(embedder, "no", ["yes"], instruction="Find the cat.")
     for wrong, told in (
         ('pair = ["{query}"]', "pair must be a text with"),
