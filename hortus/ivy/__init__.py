@@ -23,7 +23,8 @@ A request's way through the files:
     scores      how relevant documents are to a query, whoever asks
     embed       texts, ids, pairs or documents to rows: prompt, tokens, chunks, encoder
     templates   which prompt goes before a text, how a pair becomes one text    (pure)
-    tokenize    text to TokenBatch, ids to TokenBatch; vocabulary reads the tokenizer's files
+    tokenize    text to TokenBatch, ids to TokenBatch: reading of one text, compose of several; vocabulary reads the
+                tokenizer's files
     assemble    pairs, documents of chunks, a row a token    (pure)
     multivector late interaction: which tokens get vectors, MaxSim
     split       large requests into chunks    (pure)

@@ -1,6 +1,7 @@
 """Text, or token ids, to a TokenBatch; whatever must not reach a device is refused here, by index and name.
 
-Knows the model's tokenizer.json and its limits. Does not know threads (tokenize.py), HTTP, prompts or large requests' chunks.
+Knows the model's tokenizer.json and its limits. Does not know threads (tokenize.py), several texts
+in one sequence (compose.py), HTTP, prompts or large requests' chunks.
 
 Truncation and padding that are baked into a tokenizer file are switched off: they belong to whoever trained or exported
 it, and silently win over the model's own limit otherwise. Truncation is done here, on ids, with special tokens kept, the
@@ -15,13 +16,11 @@ from itertools import chain, islice
 
 import numpy as np
 import orjson
-import tokenizers
 
 from hortus.errors import InvalidInput, StartError, TooLong
-from hortus.folder import ModelFolder, read_json, token_types
-from hortus.ivy import assemble, vocabulary
-from hortus.ivy.assemble import Frame, Truncate, longest_first, shortened
-from hortus.ivy.fit import fit
+from hortus.folder import ModelFolder, read_json
+from hortus.ivy import vocabulary
+from hortus.ivy.assemble import Truncate, shortened
 from hortus.ivy.wordpiece import WordPiece
 from hortus.types import TokenBatch
 
@@ -71,16 +70,7 @@ class Reader:
         self._may_exceed = largest >= self.vocab_size and not vocabulary.all_have_rows(
             self._inner, self.vocab_size, self._file
         )
-        self._types = token_types(folder.config) > 1
-        self._separator_text = vocabulary.token_text(settings.get("sep_token"))
         self.max_chars = max_chars
-
-    def prepare_documents(self) -> None:
-        """Make at start what `documents` needs: it takes as long as reading the tokenizer. StartError when it cannot serve."""
-        try:
-            _ = (self._literal, self.around, self.separator)
-        except InvalidInput as e:
-            raise StartError(f"{self._file}: {e.message}") from None
 
     def effort(self, texts: Sequence[str]) -> int:
         """Characters, by the time that reading them takes."""
@@ -130,128 +120,6 @@ class Reader:
                     refused[i] = self._foreign(i, field)
             lists = [ids for ids in lists if max(ids) < self.vocab_size]
         return TokenBatch.of(lists) if refused is not None else self._checked(TokenBatch.of(lists), first, field)
-
-    def _pairs(
-        self,
-        lefts: Sequence[str],
-        rights: Sequence[str],
-        first: int,
-        truncate: Truncate,
-        most_each: tuple[int | None, int | None],
-        field: str,
-    ) -> TokenBatch:
-        most, left = self._limit(truncate)
-        room = most - self._frame.special
-        if room < 2:
-            raise InvalidInput(
-                f"`{truncate.field}` is {most}: that leaves no room for a pair beside {self._frame.special} special tokens",
-                param=truncate.field,
-            )
-        once = {t: shortened(ids, most_each[0], left) for t, ids in self._plain(dict.fromkeys(lefts))}
-        many = [
-            shortened(ids, most_each[1], left) for _, ids in self._plain(self._capped(rights, first, truncate, field))
-        ]
-        ones = [once[t] for t in lefts]
-        for i, (a, b) in enumerate(zip(ones, many, strict=True)):
-            if len(a) + len(b) <= room:
-                continue
-            if not truncate.on:
-                tokens = len(a) + len(b) + self._frame.special
-                raise self._too_long(f"pair {first + i}", tokens, most, f"{field}[{first + i}]")
-            keep_a, keep_b = longest_first(len(a), len(b), room)
-            ones[i], many[i] = shortened(a, keep_a, left), shortened(b, keep_b, left)
-        batch = assemble.pairs(ones, many, self._frame)
-        if (batch.cu_seqlens[1:] == batch.cu_seqlens[:-1]).any():
-            raise InvalidInput("a pair of two texts without tokens", param=field)
-        return self._checked(batch, first, field)
-
-    def _pieces(
-        self,
-        texts: Sequence[Sequence[str]],
-        cut: int,
-        tails: Sequence[str],
-        first: int,
-        truncate: Truncate,
-        field: str,
-    ) -> TokenBatch:
-        most, _ = self._limit(truncate)
-        capped = self._capped([t[cut] for t in texts], first, truncate._replace(left=False), field)
-        whole = [[*t[:cut], c, *t[cut + 1 :]] for t, c in zip(texts, capped, strict=True)]
-        flat = iter(self._reader.encode_batch_fast([p for t in whole for p in t], add_special_tokens=False))
-        before, _ = self.around
-        sequences = []
-        for i, t in enumerate(whole):
-            parts = [next(flat).ids for _ in t]
-            tokens = len(before) + sum(map(len, parts))
-            if (over := tokens - most) > 0:
-                kept = len(parts[cut]) - over
-                head = texts[i][cut].removesuffix(tails[i])
-                # Something must be left of the tail: a score of no document would look like one.
-                if not truncate.on or kept <= len(self._inner.encode(head, add_special_tokens=False).ids):
-                    raise self._too_long(f"pair {first + i}", tokens, most, f"{field}[{first + i}]")
-                parts[cut] = parts[cut][:kept]
-            sequences.append([*before, *chain.from_iterable(parts)])
-        return self._checked(TokenBatch.of(sequences), first, field)
-
-    def _joined(
-        self,
-        queries: Sequence[str],
-        documents: Sequence[str],
-        first: int,
-        join: Callable[[str, str], str],
-        truncate: Truncate,
-        field: str,
-    ) -> TokenBatch:
-        uncut = Truncate(False, truncate.limit)
-        try:
-            return self.encode(
-                [join(q, d) for q, d in zip(queries, documents, strict=True)], first, truncate=uncut, field=field
-            )
-        except TooLong:
-            if not truncate.on:
-                raise
-        most, left = self._limit(truncate)
-        queries, documents = (self._capped(texts, first, truncate, field) for texts in (queries, documents))
-        whole = []
-        for i, (query, document) in enumerate(zip(queries, documents, strict=True)):
-            text = fit(
-                query,
-                document,
-                join=join,
-                count=lambda text: len(self._inner.encode(text).ids),
-                offsets=lambda text: self._inner.encode(text, add_special_tokens=False).offsets,
-                most=most,
-                left=left,
-            )
-            if text is None:
-                raise TooLong(
-                    f"pair {first + i}: within {most} tokens the template around it (--templates) leaves no room for both texts",
-                    param=f"{field}[{first + i}]",
-                )
-            whole.append(text)
-        return self.encode(whole, first, truncate=uncut, field=field)
-
-    def _documents(self, documents: Sequence[Sequence[str]], first: int, truncate: Truncate, field: str) -> TokenBatch:
-        most, _ = self._limit(truncate)
-        flat = iter(self._literal.encode_batch_fast([c for d in documents for c in d], add_special_tokens=False))
-        chunks = [[next(flat).ids for _ in d] for d in documents]
-        before, after = self.around
-        fixed = len(before) + len(after)
-        for i, document in enumerate(chunks):
-            for j, ids in enumerate(document):
-                if not ids:
-                    where = f"{field}[{first + i}][{j}]"
-                    raise InvalidInput(
-                        f"chunk {where} is empty: this model's tokenizer makes no token of it", param=where
-                    )
-            tokens = fixed + sum(map(len, document)) + len(self.separator) * (len(document) - 1)
-            over = tokens - most
-            if over > 0:
-                # Only the last chunk can be cut: one that is gone altogether would have no vector.
-                if not truncate.on or len(document[-1]) <= over:
-                    raise self._too_long(f"document {first + i}", tokens, most, f"{field}[{first + i}]")
-                document[-1] = document[-1][:-over]
-        return self._checked(assemble.documents(chunks, before, self.separator, after), first, field)
 
     def pack(
         self,
@@ -388,41 +256,12 @@ class Reader:
         return batch
 
     @functools.cached_property
-    def _frame(self) -> Frame:
-        """What goes around two texts, learnt from one pair."""
-        probe = self._inner.encode("a", "a")
-        owner = probe.sequence_ids
-        if 0 not in owner or 1 not in owner:
-            raise InvalidInput("this model's tokenizer cannot frame pairs of texts")
-        a, b = owner.index(0), owner.index(1)
-        end_a = len(owner) - owner[::-1].index(0)
-        end_b = len(owner) - owner[::-1].index(1)
-        ids, types = probe.ids, probe.type_ids
-        told = (types[:a], types[a], types[end_a:b], types[b], types[end_b:])
-        return Frame(ids[:a], ids[end_a:b], ids[end_b:], told if self._types and any(types) else None)
-
-    @functools.cached_property
     def around(self) -> tuple[list[int], list[int]]:
         """Special tokens before and after one text."""
         if self._prefix + self._suffix == 0:
             return [], []
         ids = self._inner.encode("a").ids
         return ids[: self._prefix], ids[len(ids) - self._suffix :]
-
-    @functools.cached_property
-    def _literal(self) -> tokenizers.Tokenizer:
-        """The same tokenizer, which reads text that spells a special token as text."""
-        inner = tokenizers.Tokenizer.from_str(self._inner.to_str())
-        inner.encode_special_tokens = True
-        return inner
-
-    @functools.cached_property
-    def separator(self) -> list[int]:
-        """The id between the chunks of a document."""
-        found = None if self._separator_text is None else self._inner.token_to_id(self._separator_text)
-        if found is None:
-            raise InvalidInput("this model's tokenizer has no separator token to put between chunks")
-        return [found]
 
     def _empty(self, i: int, field: str) -> InvalidInput:
         return InvalidInput(f"input {i} is empty: this model's tokenizer makes no token of it", param=f"{field}[{i}]")

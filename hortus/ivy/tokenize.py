@@ -1,6 +1,6 @@
 """Reading texts without holding anybody up: at once when short, in a thread when long, in a process beside it when very long.
 
-Knows threads and sizes. What becomes of a text is the Reader's (reading.py). Does not know HTTP, prompts or engines.
+Knows threads and sizes. What becomes of a text is the Reader's (reading.py, compose.py). Does not know HTTP, prompts or engines.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from hortus.errors import Draining, InvalidInput
 from hortus.folder import ModelFolder
 from hortus.ivy.apart import Apart, Gone
 from hortus.ivy.assemble import Truncate
-from hortus.ivy.reading import REFUSE, Reader
+from hortus.ivy.compose import Composer
+from hortus.ivy.reading import REFUSE
 from hortus.ivy.split import cut
 from hortus.types import TokenBatch
 
@@ -43,15 +44,15 @@ FRAME_CHARS = 8
 """What a text's special tokens count as: many empty texts are work too."""
 T = TypeVar("T")
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
-"""A method of Reader, and what to call it with."""
+"""A method of Composer, and what to call it with."""
 
 # The library's own pool has no bound but the machine, and a short text that is tokenised at once would wait in it behind long
 # ones. Ours is the pool (--tokenize-threads).
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-class Tokenizer(Reader):
-    """A Reader with its threads, and their processes."""
+class Tokenizer(Composer):
+    """A Composer with its threads, and their processes."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class Tokenizer(Reader):
         there are some. The others, and StartError: see Reader."""
         super().__init__(folder, max_tokens=max_tokens, vocab_size=vocab_size, max_chars=max_chars)
         named = {"max_tokens": max_tokens, "vocab_size": vocab_size, "max_chars": max_chars}
-        self._recipe = (Reader, (folder,), named) if apart else None
+        self._recipe = (Composer, (folder,), named) if apart else None
         self._of_thread = threading.local()
         self._apart: list[Apart] = []
         self._inline_chars = inline_chars
