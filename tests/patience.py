@@ -23,7 +23,7 @@ async def until(condition: Callable[[], object], seconds: float = PATIENCE_S) ->
     """Let the loop, the threads and other processes work until it holds."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - what is looked into sets no event
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.005)
 
 
 def until_seen(condition: Callable[[], object], seconds: float = PATIENCE_S) -> None:
