@@ -46,7 +46,7 @@ class Server:
         self._config, self._spans = config, spans
         self._opened: _Opened | None = None
         self._streams: set[GatewayStream] = set()
-        self._draining = False
+        self._draining = self._closed = False
         self._server: Any = None
         self._local: asyncio.Server | None = None
         self._local_path = ""
@@ -112,6 +112,7 @@ class Server:
 
     async def close(self) -> None:
         """End all streams. The scheduler stays the caller's."""
+        self._closed = True  # a connection may have been taken whose stream only begins after this
         if self._local is not None:
             self._local.close()
         for task in self._local_tasks:
@@ -171,7 +172,7 @@ class Server:
         assert task is not None, "every connection has a task"
         self._local_tasks.add(task)
         try:
-            if self._opened is not None:
+            if self._opened is not None and not self._closed:
                 await self._serve(self._opened, stream, self._local_path)
         except (Malformed, asyncio.CancelledError):
             pass  # told already; closing tells the gateway
