@@ -280,6 +280,7 @@ async def _on_cluster(
     except BaseException:
         progress.end("stopped")
         raise
+    await asyncio.to_thread(store.sweep, manifest.PARTS, manifest.REJECTS)  # of actors that were killed
     done[:] = await asyncio.to_thread(manifest.records, store)
     return progress, what
 

@@ -97,13 +97,18 @@ class Store:
             if self._local:
                 self._lock = os.open(self._path("_lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                for folder in ("", *folders):  # of a run that was killed
-                    for left in Path(self._path(folder)).glob(".*.[0-9]*.partial"):
-                        left.unlink()
+                self.sweep(*folders)
         except BlockingIOError:
             raise StartError(f"--out {self.url}: another `hortus embed` is writing there") from None
         except OSError as e:
             raise StartError(f"--out {self.url}: {e}") from None
+
+    def sweep(self, *folders: str) -> None:
+        """Take away what writers that were killed have begun: of a run before, or actors of this one. Nobody may be writing."""
+        if self._local:
+            for folder in ("", *folders):
+                for left in Path(self._path(folder)).glob(".*.[0-9]*.partial"):
+                    left.unlink()
 
     def release(self) -> None:
         if self._lock is not None:

@@ -52,6 +52,8 @@ def test_two_actors_one_of_them_killed(tmp_path: Path):
         if engines and any(out.glob("_parts/*.json")):
             engines[0].kill()
             killed = True
+            # It may have been in the middle of a file, or not: as if it had.
+            (out / ".part-00000-00000.parquet.1.partial").write_bytes(b"half a")
         time.sleep(0.02)
     told, err = run.communicate(timeout=300)
     assert killed, err
