@@ -28,6 +28,7 @@ SUITES = {
     "latency": "one input of {} tokens",
     "scoring": "5, 25, 50 inputs of {} tokens",
     "throughput": "batches of 100 x {} tokens from 4 client processes",
+    "cases": "inputs x tokens as --cases says, one client",
     "concurrency": "1 to 256 clients with {} tokens each, over HTTP",
     "short": "queries of 16 tokens, from one client to full rate",
     "arrivals": "Poisson arrivals: latency against offered load, over HTTP",
@@ -87,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The flags of the suites."""
-    from hortus.bench.flags import duration, header, text_file, whole, written_file
+    from hortus.bench.flags import duration, header, inputs_tokens, text_file, whole, written_file
     from hortus.bench.targets import KINDS
 
     def listing(rows: dict[str, str]) -> str:
@@ -108,7 +109,10 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--model", default="demo", help="a folder, hub id or demo; its tokenizer counts the tokens [demo]")
     p.add_argument(
-        "--shape", metavar="tiny|0.6b|4b", help="instead of --model: random weights of this shape, and a tokenizer"
+        "--shape",
+        metavar="NAME",
+        help="instead of --model: random weights of a published shape, and a tokenizer; "
+        "0.6b and 4b are Qwen3's, the rest encoders: minilm, bge-base, modernbert-base; tiny, tiny-bert, tiny-modernbert",
     )
     p.add_argument("--reference", choices=("auto", "none"), default="auto",
                    help="auto: sentence-transformers (else transformers) in float32; none: the first target")  # fmt: skip
@@ -119,6 +123,10 @@ def parser() -> argparse.ArgumentParser:
         "--texts", type=text_file, nargs="+", default=[], metavar="FILE", help="plain text to cut inputs from"
     )
     p.add_argument("--tokens", type=whole, nargs="+", default=[], metavar="N", help="instead of the suites' sizes")
+    p.add_argument(
+        "--cases", type=inputs_tokens, nargs="+", default=[(1, 512), (32, 512)], metavar="NxT",
+        help="of the suite of that name [1x512 32x512]",
+    )  # fmt: skip
     p.add_argument("--most-clients", type=whole, default=256, metavar="N")
     p.add_argument("--processes", type=whole, default=4, metavar="N", help="client processes at most [4]")
     p.add_argument("--rounds", type=whole, default=5, metavar="N", help="of each case, targets in turn [5]")
@@ -147,7 +155,7 @@ def _specs(args: argparse.Namespace) -> list[Spec]:
     for name in ("dtype", "attention"):
         config.parse(config.RoseConfig, name, getattr(args, name), f"--{name}")
     if args.shape:
-        from hortus.bench.reference import SHAPES
+        from hortus.bench.shapes import SHAPES
 
         if args.shape not in SHAPES:
             raise StartError(f"--shape {args.shape}: there are {', '.join(SHAPES)}")
@@ -197,12 +205,10 @@ def _open(args: argparse.Namespace, specs: Sequence[Spec], work: Path) -> Run:
     from hortus.ivy.tokenize import Tokenizer
 
     if args.shape:
-        from hortus.bench import reference
+        from hortus.bench.shapes import shape_folder
 
-        name = f"qwen3-{args.shape}-random"
         device = "cuda" if _where(args.dtype)[0] else "cpu"
-        shape = reference.SHAPES[args.shape]
-        args.model = str(reference.shape_folder(work, shape, name=name, texts=args.texts, device=device))
+        args.model = str(shape_folder(work, args.shape, texts=args.texts, device=device))
     folder = open_model(args.model, None, RoseConfig(), weights=False)
     # Not the model's limit: a count that stops there could not tell a text that is too long.
     tokenizer = Tokenizer(folder, max_tokens=1 << 20)
@@ -212,7 +218,7 @@ def _open(args: argparse.Namespace, specs: Sequence[Spec], work: Path) -> Run:
     )  # fmt: skip
     run = Run(
         setting, [], Corpus(tokenizer.encode, args.texts), None, rounds=args.rounds, seconds=args.seconds,
-        only_tokens=tuple(args.tokens), most_clients=args.most_clients, raw=args.raw,
+        only_tokens=tuple(args.tokens), given=tuple(args.cases), most_clients=args.most_clients, raw=args.raw,
     )  # fmt: skip
     try:
         for spec in specs:

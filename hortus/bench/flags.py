@@ -23,6 +23,14 @@ def whole(text: str) -> int:
     return value
 
 
+def inputs_tokens(text: str) -> tuple[int, int]:
+    """(inputs a request, tokens an input) of `32x512`."""
+    inputs, x, tokens = text.partition("x")
+    if not x:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write INPUTSxTOKENS, such as 32x512")
+    return whole(inputs), whole(tokens)
+
+
 def duration(text: str) -> float:
     """Seconds or minutes, at least 0: a round of no length still has one answer."""
     try:

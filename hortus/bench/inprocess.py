@@ -59,11 +59,12 @@ def make(spec: Spec, setting: Setting) -> Target:
         return InProcess(spec.name, "texts to vectors", lambda x: ours.embed(x.texts), ours.engine.close)
     if spec.kind == "sentence-transformers":
         model = sentence_transformer(setting)
-        return InProcess(spec.name, "texts to vectors", lambda x: _encode(model, x))
+        about = f"texts to vectors, {_attention(model[0].auto_model)}"
+        return InProcess(spec.name, about, lambda x: _encode(model, x))
     compiled = spec.kind == "transformers-compile"
-    return InProcess(
-        spec.name, "ids to vectors" + (", compiled" if compiled else ""), transformers_run(setting, compiled=compiled)
-    )
+    peer = transformer(setting)
+    about = f"ids to vectors, {_attention(peer)}" + (", compiled" if compiled else "")
+    return InProcess(spec.name, about, transformers_run(setting, peer, compiled=compiled))
 
 
 def reference(setting: Setting) -> Target:
@@ -138,30 +139,39 @@ def _encode(model: Any, inputs: Inputs) -> Float32:
     return rows.astype(np.float32, copy=False)
 
 
-def transformers_run(setting: Setting, *, compiled: bool) -> Callable[[Inputs], Float32]:
-    """ids -> vectors by AutoModel: padded to the longest, pooled as the folder says (mean, first or last token)."""
+def transformer(setting: Setting) -> Any:
+    """AutoModel of the folder, where and as the engine computes. transformers chooses the attention: SDPA where it can."""
     from transformers import AutoModel
 
     device, dtype = _device_dtype(setting)
     model = AutoModel.from_pretrained(setting.folder.transformer, dtype=dtype, local_files_only=True).to(device).eval()
     _both_ways(setting.folder, model)
+    return model
+
+
+def _attention(model: Any) -> str:
+    """Which of transformers' attentions the model runs, for the notes."""
+    return f"{getattr(model.config, '_attn_implementation', 'unknown')} attention"
+
+
+def transformers_run(setting: Setting, model: Any, *, compiled: bool) -> Callable[[Inputs], Float32]:
+    """ids -> vectors by transformers' model: padded to the longest, pooled as the folder says (mean, first or last token)."""
+    device = model.device
     pooling = _pooling(setting.folder)
     normalize = any(m.kind == "Normalize" for m in setting.folder.modules)
     if any(m.kind == "Dense" for m in setting.folder.modules):
         raise StartError("transformers knows no Dense modules; measure sentence-transformers instead")
-    decoder = hasattr(model, "layers")
+    more = {"use_cache": False} if hasattr(model.config, "use_cache") else {}
     call = torch.compile(model, dynamic=False) if compiled else model
 
     @torch.inference_mode()
     def run(inputs: Inputs) -> Float32:
         ids, mask = padded(inputs.ids)
-        same = bool(mask.all())
         on_device = torch.from_numpy(ids).to(device)
-        # Without a mask the layers themselves say whether they look both ways.
-        masks = None if same and decoder else torch.from_numpy(mask).to(device)
+        # Inputs of one length need no mask: attention is faster so, and a decoder's layers say whether they look both ways.
+        masks = None if mask.all() else torch.from_numpy(mask).to(device)
         if masks is not None and setting.folder.config.get("is_causal") is False:
             raise StartError("transformers: a decoder that looks both ways is measured on inputs of one length only")
-        more = {"use_cache": False} if decoder else {}
         hidden = call(input_ids=on_device, attention_mask=masks, **more).last_hidden_state
         keep = torch.from_numpy(mask).to(device).to(hidden.dtype)[..., None]
         if pooling == "mean":

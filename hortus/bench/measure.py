@@ -25,7 +25,8 @@ from hortus.types import Float32
 T = TypeVar("T", bound=Target)
 LEAST_COSINE = 0.999
 WARM_CALLS, WARM_S = 4, 1.0
-"""Requests before timing, and the seconds after which fewer will do. A CUDA graph replays from a shape's third step on."""
+"""Requests before timing, and the seconds, from the second request on, after which fewer will do. A CUDA graph replays from a
+shape's third step on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,8 @@ class Run:
     seconds: float = 2.0
     """Of each round of each target."""
     only_tokens: tuple[int, ...] = ()
+    given: tuple[tuple[int, int], ...] = ((1, 512), (32, 512))
+    """(inputs, tokens of each) of the suite `cases`."""
     most_clients: int = 256
     hardware: str | None = None
     dtype: str | None = None
@@ -103,10 +106,12 @@ class Run:
         for t in [*self.targets]:
             if served and not t.served:
                 continue
-            begin = time.perf_counter()
+            begin = 0.0
             try:
                 for i in range(WARM_CALLS):
-                    if i and time.perf_counter() - begin > WARM_S:
+                    if i == 1:  # the first may compile kernels: it says nothing of how long the others take
+                        begin = time.perf_counter()
+                    elif i and time.perf_counter() - begin > WARM_S:
                         break
                     rows = t.vectors(requests[0 if i == 0 else i % len(requests)])
                     if i == 0:

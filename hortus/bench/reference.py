@@ -15,10 +15,9 @@ import numpy as np
 import torch
 
 from hortus.bench.results import cosines
-from hortus.bench.texts import lee_sentences, sentences
 from hortus.types import Float32, TokenBatch
 
-__all__ = ["SHAPES", "Qwen3Shape", "batch_of", "cosines", "random_model", "shape_folder", "truth", "write_folder"]
+__all__ = ["SHAPES", "Qwen3Shape", "batch_of", "config_json", "cosines", "random_model", "truth", "write_folder"]
 
 
 class Qwen3Shape(NamedTuple):
@@ -121,47 +120,3 @@ def batch_of(rng: np.random.Generator, lengths: Sequence[int], vocab: int) -> To
     """Random ids in sequences of these lengths."""
     cu = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return TokenBatch(rng.integers(0, vocab, int(cu[-1])).astype(np.int32), cu)
-
-
-# A folder that every server and library can open: the shape as transformers and vLLM know it, with a tokenizer.
-
-
-def shape_folder(
-    folder: Path, shape: Qwen3Shape, *, name: str, texts: Sequence[Path] = (), device: str = "cpu"
-) -> Path:
-    """folder/name: random bfloat16 weights, both-way attention, mean pooling, and a byte-level BPE tokenizer of the texts."""
-    path = folder / name
-    write_folder(path, shape, causal=False)
-    config = config_json(shape, causal=False) | {
-        "model_type": "qwen3",
-        "architectures": ["Qwen3Model"],
-        "dtype": "bfloat16",
-    }
-    (path / "config.json").write_text(json.dumps(config | {"is_causal": False}))
-    random_model(shape, [path], device=device, dtype=torch.bfloat16)
-    _write_tokenizer(
-        path,
-        [s for f in texts for s in sentences(f.read_text(encoding="utf-8"))] if texts else lee_sentences(),
-        shape.vocab,
-    )
-    return path
-
-
-def _write_tokenizer(path: Path, lines: Sequence[str], vocab: int) -> None:
-    """tokenizer.json: byte-level BPE of at most 8,000 entries, as Qwen's are made; no special tokens around a text."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    inner = Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=min(vocab, 8000), special_tokens=["<|endoftext|>"], show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )  # fmt: skip
-    inner.train_from_iterator(lines, trainer)
-    inner.save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text(
-        json.dumps(
-            {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<|endoftext|>", "model_max_length": 32768}
-        )
-    )

@@ -15,7 +15,7 @@ from hortus.bench.flags import text_file, written_folder
 from hortus.bench.results import Record, cell, grid, read
 
 Key = tuple[object, ...]
-SIZED = ("latency", "scoring", "throughput")
+SIZED = ("latency", "scoring", "throughput", "cases")
 
 
 def label(r: Record) -> str:
@@ -201,6 +201,11 @@ class Table:
     """(heading, suites, batch, tokens, clients or None for any, field)"""
 
 
+_ENGINES = (("Hortus", "engine"), ("transformers", "transformers"), ("sentence-transformers", "sentence-transformers"))
+_ENCODER_ROWS = tuple(
+    (f"{batch} x {tokens} tokens", ("cases", "latency", "throughput"), batch, tokens, None, "median_ms")
+    for batch, tokens in ((1, 32), (1, 128), (1, 512), (32, 512), (64, 128))
+)
 TABLES = (
     Table(
         "NVIDIA H200, 0.6B shape, bf16, in process", "H200", "qwen3-0.6b-random",
@@ -212,6 +217,9 @@ TABLES = (
             ("100 x 512 tokens", ("throughput", "engine"), 100, 512, None, "tokens_per_s"),
         ),
     ),
+    Table("NVIDIA H200, bge-base shape, bf16, in process", "H200", "bge-base-random", _ENGINES, _ENCODER_ROWS),
+    Table("NVIDIA H200, ModernBERT-base shape", "H200", "modernbert-base-random", _ENGINES, _ENCODER_ROWS),
+    Table("NVIDIA H200, MiniLM shape", "H200", "minilm-random", _ENGINES, _ENCODER_ROWS),
     Table(
         "CPU, all-MiniLM-L6-v2, float32", "cores", "all-MiniLM-L6-v2",
         (

@@ -1,7 +1,7 @@
 """The suites: what is asked of every target, in which sizes and by how many clients.
 
 Four that the field's articles use: `latency` (one input), `scoring` (tens of inputs after a vector search), `throughput`
-(batches of 100 from 4 client processes) and `concurrency` (1 to 256 clients over HTTP). And ours: `short`, `arrivals`,
+(batches of 100 from 4 client processes) and `concurrency` (1 to 256 clients over HTTP). And ours: `cases`, `short`, `arrivals`,
 `mixed`, `start`, `graphs`. Each takes a Run and returns Records; how a case is warmed up, checked and timed is Run's.
 """
 
@@ -47,6 +47,12 @@ def throughput(run: Run) -> list[Record]:
     """Batches of 100 of 512 tokens from 4 client processes (in process: one after another)."""
     [tokens] = sizes(run, "throughput")
     return run.case("throughput", 100, tokens, 4)
+
+
+def cases(run: Run) -> list[Record]:
+    """Sizes as asked for (`--cases`), one client."""
+    found = dict.fromkeys((batch, min(tokens, run.longest)) for batch, tokens in run.given)
+    return [r for batch, tokens in found for r in run.case("cases", batch, tokens, 1)]
 
 
 def concurrency(run: Run) -> list[Record]:
@@ -211,6 +217,7 @@ def parity(run: Run) -> list[Record]:
 
 
 SUITES = {
-    f.__name__: f for f in (start, latency, scoring, throughput, concurrency, short, arrivals, mixed, graphs, parity)
+    f.__name__: f
+    for f in (start, latency, scoring, throughput, cases, concurrency, short, arrivals, mixed, graphs, parity)
 }
 """In the order that `start`, which wants targets fresh, comes first."""

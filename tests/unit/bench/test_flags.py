@@ -32,6 +32,8 @@ def files(tmp_path, monkeypatch):
         ("latency --most-clients 0", "--most-clients: '0'"),
         ("latency --threads 0", "--threads: '0'"),
         ("latency --tokens 16 0", "--tokens: '0'"),
+        ("cases --cases 1x16 512", "--cases: '512' is no size; write INPUTSxTOKENS"),
+        ("cases --cases 0x16", "--cases: '0' is not a whole number"),
         ("latency --texts nope", "--texts: nope: No such file"),
         ("latency --texts .", "--texts: .: Is a directory"),
         ("latency --texts latin1.txt", "--texts: latin1.txt: not UTF-8 at byte 3"),

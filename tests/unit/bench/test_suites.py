@@ -6,21 +6,26 @@ import numpy as np
 import pytest
 
 from hortus import bench
-from hortus.bench import suites
-from hortus.bench.inprocess import InProcess
+from hortus.bench import shapes, suites
+from hortus.bench.inprocess import InProcess, Ours
 from hortus.bench.load import Clients
 from hortus.bench.measure import Run
+from hortus.bench.results import cosines
 from hortus.bench.targets import Setting
 from hortus.bench.texts import Corpus
 from hortus.config import RoseConfig
 from hortus.engines import open_model
 from hortus.ivy.tokenize import Tokenizer
+from hortus.types import TokenBatch
 
 FLAGS = [
     "--reference",
     "none",
     "--tokens",
     "16",
+    "--cases",
+    "1x16",
+    "3x900",
     "--most-clients",
     "2",
     "--processes",
@@ -50,6 +55,10 @@ def test_every_suite_over_a_server(tmp_path, capsys):
     assert all(r["median_ms"] > 0 for r in rows if r["suite"] not in ("parity", *by_chance))
     assert {r["clients"] for r in rows if r["suite"] == "concurrency"} == {1, 2}
     assert [r["batch"] for r in rows if r["suite"] == "scoring"] == [5, 25, 50]
+    assert [(r["batch"], r["tokens"]) for r in rows if r["suite"] == "cases"] == [
+        (1, 16),
+        (3, 256),
+    ]  # the model's limit
     offered = [r["offered_per_s"] for r in rows if r["suite"] == "arrivals"]
     assert offered == sorted(offered)
     assert all(r["cosine"] > 0.99999 for r in rows if r["suite"] == "latency")  # against itself
@@ -141,10 +150,24 @@ def test_rounds_take_turns(run):
     assert order == ["a"] * 4 + ["b"] * 4 + ["a", "b", "b", "a"]
 
 
-def test_real_engines_agree(capsys):
+@pytest.mark.parametrize("shape", ["tiny", "tiny-bert", "tiny-modernbert"])
+def test_real_engines_agree(shape, tmp_path, capsys):
     """Hortus and its peers on random weights of a tiny shape: the check before timing is the test."""
-    peers = ("engine", "hortus", "sentence-transformers", "transformers")
-    words = ["latency", "--shape", "tiny", "--threads", "1", *[w for p in peers for w in ("--target", p)]]
-    assert bench.main([*words, "--tokens", "16", "--rounds", "1", "--seconds", "0"]) == 0
-    out = capsys.readouterr().out
-    assert all(f"latency     {p}" in out for p in peers)
+    peers, out = ("engine", "hortus", "sentence-transformers", "transformers"), tmp_path / "out.jsonl"
+    words = ["cases", "--shape", shape, "--threads", "1", *[w for p in peers for w in ("--target", p)]]
+    assert bench.main([*words, "--cases", "1x16", "3x40", "--rounds", "1", "--seconds", "0", "--out", str(out)]) == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(r["batch"], r["target"]) for r in rows] == [(n, p) for n in (1, 3) for p in peers]
+    assert all(r["cosine"] > 0.999999 for r in rows)
+    assert all("sdpa" in r["note"] for r in rows if r["target"].endswith("transformers"))
+    assert {r["model"] for r in rows} == {shapes.model_name(shape)}
+
+
+def test_random_weights_tell_texts_apart(tmp_path):
+    """Vectors that are all alike would pass any check: texts differ by far more than a target may be off."""
+    for shape in ("tiny-bert", "tiny-modernbert"):
+        folder = open_model(str(shapes.shape_folder(tmp_path, shape)), None, RoseConfig(), weights=False)
+        ours = Ours(folder)
+        rows = ours.vectors(TokenBatch.of(np.random.default_rng(0).integers(3, 500, (4, 64)).tolist()))
+        assert max(cosines(rows[:1], rows[i : i + 1])[0] for i in (1, 2, 3)) < 0.98
+        ours.tokenizer.close()
