@@ -233,7 +233,7 @@ class RoseConfig:
     )
     cuda_graphs: bool = knob(True, "Replay captured CUDA graphs for small steps. Turn off to find a fault.")
     graph_max_tokens: int = knob(
-        8192, "No graph is captured for steps of more tokens than this; eager is as fast there.", low=64
+        16384, "No graph is captured for steps of more tokens than this; eager is as fast there.", low=64
     )
     graph_cap: int = knob(256, "Most graphs kept; the least recently used is dropped.", low=1)
     warm: str | None = knob(

@@ -122,7 +122,7 @@ def backends(heads: Heads, gpu: Gpu) -> dict[str, Attention]:
     device, dtype = torch.device("cuda"), torch.bfloat16
     makers: dict[str, Callable[[], Attention]] = {
         "varlen": lambda: varlen.VarlenAttention(heads),
-        "fa4": lambda: fa4.Fa4Attention(heads, gpu, dtype),
+        "fa4": lambda: fa4.Fa4Attention(heads),
         "flashinfer_fa3": lambda: flashinfer.FlashInferAttention("fa3", heads, device, dtype),
         "flashinfer_fa2": lambda: flashinfer.FlashInferAttention("fa2", heads, device, dtype),
     }

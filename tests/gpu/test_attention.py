@@ -39,7 +39,7 @@ def make(name: str, heads: Heads) -> Attention:
     if (why := refusals(heads, gpu, BF16)[name]) is not None:
         pytest.skip(f"{name} {why}")
     if name == "fa4":
-        return fa4.Fa4Attention(heads, gpu, BF16)
+        return fa4.Fa4Attention(heads)
     if name == "varlen":
         return varlen.VarlenAttention(heads)
     return flashinfer.FlashInferAttention(name.removeprefix("flashinfer_"), heads, torch.device("cuda"), BF16)

@@ -6,6 +6,7 @@ tests/unit/rose_gpu runs this same file the second way, so one set of tests hold
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,6 +23,8 @@ pytestmark = [
 if INTERPRETED or torch.cuda.is_available():
     from hortus.rose.kernels import dense, fused, heads, rms, skinny
     from hortus.rose.kernels.linear import plain
+else:
+    rms = SimpleNamespace(MANY=0, TOGETHER=0)
 
 # The interpreter cuts a bfloat16 short where the GPU rounds it, and multiplies it wrongly.
 DTYPES = [torch.float32] if INTERPRETED else [torch.float32, torch.bfloat16]
@@ -68,6 +71,16 @@ def test_row_kernels(tokens, hidden, dtype):
         close(fused.add_layer_norm(x, residual, weight, b, EPS), twin.add_layer_norm(x, residual, weight, b, EPS))
     ours, truth = residual.clone(), residual.clone()
     close(fused.add_rms_norm_(x, ours, weight, EPS), twin.add_rms_norm_(x, truth, weight, EPS))
+    assert torch.equal(ours, truth)
+
+
+@pytest.mark.parametrize("rows", [rms.TOGETHER + 1] if INTERPRETED else [rms.MANY, rms.MANY + 1])
+def test_norms_of_several_rows_a_program(rows, monkeypatch):
+    monkeypatch.setattr(rms, "MANY", min(rms.MANY, rows))
+    x, residual, weight = random(rows, 384), random(rows, 384), random(384)
+    close(rms.rms_norm(x, weight, EPS), twin.rms_norm(x, weight, EPS))
+    ours, truth = residual.clone(), residual.clone()
+    close(rms.add_rms_norm_(x, ours, weight, EPS), twin.add_rms_norm_(x, truth, weight, EPS))
     assert torch.equal(ours, truth)
 
 

@@ -131,7 +131,7 @@ def open_attention(
     refused = refusals(heads, gpu, dtype)
     in_graph, eager = allowed(wanted, refused, graph_max_tokens)
     makers: dict[str, Callable[[], Attention]] = {
-        "fa4": lambda: fa4.Fa4Attention(heads, gpu, dtype),
+        "fa4": lambda: fa4.Fa4Attention(heads),
         "varlen": lambda: varlen.VarlenAttention(heads),
         "flashinfer_fa3": lambda: flashinfer.FlashInferAttention("fa3", heads, device, dtype),
         "flashinfer_fa2": lambda: flashinfer.FlashInferAttention("fa2", heads, device, dtype),

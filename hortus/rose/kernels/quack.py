@@ -108,7 +108,7 @@ def _turned(dtype: torch.dtype, index: int | None, eps: float) -> Any:
     a, b = normed[..., 0], normed[..., 1]
     c, s = phase.cos()[:, None], phase.sin()[:, None]
     want = torch.cat([torch.stack([a * c - b * s, a * s + b * c], 3), y[:, 3:]], 1).flatten(1)
-    rows = torch.stack([phase.cos(), phase.sin()], 2).flatten(1)
+    rows = torch.stack([phase.cos(), phase.sin()], 2).flatten(1).half()
     return _tried("product with norm and rotation", make, x, weight, rows, norm * turns, turns, 1 - turns, want=want)
 
 
@@ -116,7 +116,7 @@ def turned(weight: Tensor, norm: Tensor, eps: float) -> Callable[[Tensor, Tensor
     """(x [T, K], angles [T, 128]) -> x weight^T, [T, N]: heads of 128 columns, the first of them normed and turned.
 
     weight [N, K]; norm, float32, has as many values as columns are turned, whose pairs are neighbours. angles: cos and
-    sin in turn, float32. None where it cannot run.
+    sin in turn, float16. None where it cannot run.
     """
     run = _turned(weight.dtype, weight.device.index, eps)
     if run is None:

@@ -109,7 +109,7 @@ def test_any_traffic_is_answered_right(steps, seed):
 
 def test_large_batches_are_cut_and_land_in_one_result(rng):
     engine, device = make()
-    batch = random_batch(rng, [512] * 48)  # three pieces of 16
+    batch = random_batch(rng, [1024] * 48)  # three pieces of 16
     np.testing.assert_array_equal(engine.step(batch).result(), expected(batch))
     assert sum(what == ("enqueued", "upload") for what in device.log) == 3
     assert counts(engine) == {"eager": 1, "capture": 1, "replay": 1}
@@ -237,6 +237,6 @@ def test_quick_is_the_replay_of_one_graph(rng):
         seen.append(engine.quick(batch))
         engine.step(batch).result()
     assert seen == [False, False, True]
-    assert not engine.quick(random_batch(rng, [4000, 4000, 4000])), "several pieces"
+    assert not engine.quick(random_batch(rng, [6000, 6000, 6000])), "several pieces"
     engine.close()
     assert not engine.quick(batch)

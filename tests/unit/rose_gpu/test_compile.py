@@ -17,8 +17,10 @@ pytestmark = pytest.mark.skipif(
     triton.knobs.runtime.interpret, reason="TRITON_INTERPRET=1 leaves nothing to compile in this process"
 )
 POINTERS = {"ids": "*i32", "positions": "*i32", "types": "*i32", "cu": "*i32", "cos": "*fp32", "sin": "*fp32"}
-SCALARS = {"eps": "fp32", "n": "i32", "row_stride": "i32", "tokens": "i32"}
+SCALARS = {"eps": "fp32", "n": "i32", "row_stride": "i32", "tokens": "i32", "rows": "i32"}
 NORM = {"WIDTH": 1024, "BLOCK": 1024}
+FOUR = {**NORM, "ROWS": 4}
+ONE = {**NORM, "ROWS": 1}
 
 
 def product(tile, width, depth, *, gated):
@@ -34,10 +36,11 @@ KERNELS = {
         2,
     ),
     "add_layer_norm": (fused._add_layer_norm, {"WIDTH": 384, "BLOCK": 512, "BIAS": True}, 2),
-    "rms_norm": (rms._rms_norm, {**NORM, "PARTS": 0, "residual": None, "EARLY": True}, 4),
-    "add_rms_norm": (rms._rms_norm, {**NORM, "PARTS": 1, "EARLY": False}, 4),
-    "add_rms_norm 2560": (rms._rms_norm, {"WIDTH": 2560, "BLOCK": 4096, "PARTS": 1, "EARLY": True}, 16),
-    "sum_rms_norm": (rms._rms_norm, {**NORM, "PARTS": 4, "EARLY": True}, 4),
+    "rms_norm": (rms._rms_norm, {**ONE, "PARTS": 0, "residual": None, "EARLY": True}, 4),
+    "rms_norm of rows": (rms._rms_norm, {**FOUR, "PARTS": 0, "residual": None, "EARLY": True}, 4),
+    "add_rms_norm": (rms._rms_norm, {**FOUR, "PARTS": 1, "EARLY": False}, 4),
+    "add_rms_norm 2560": (rms._rms_norm, {"WIDTH": 2560, "BLOCK": 4096, "ROWS": 4, "PARTS": 1, "EARLY": True}, 16),
+    "sum_rms_norm": (rms._rms_norm, {**ONE, "PARTS": 4, "EARLY": True}, 4),
     "norm_turn": (
         heads._norm_turn,
         {"Q_HEADS": 16, "ALL_HEADS": 24, "HALF": 64, "HALF_BLOCK": 64, "HEADS": 16, "NORM": True, "EARLY": True},
