@@ -37,6 +37,7 @@ GPU_LENGTHS = [1, 5, 300, 64, 600]
 ALIBI = {"model_type": "bert", "position_embedding_type": "alibi", "feed_forward_type": "geglu"}
 DEBERTA = {"model_type": "deberta-v2", "relative_attention": True, "pos_att_type": "c2p|p2c", "position_buckets": 16}
 GEMMA = {"num_key_value_heads": 2, "head_dim": 64, "sliding_window": 8, "sliding_window_pattern": 2}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40}
 CONFIGS = {
     "bert": {"model_type": "bert"},
     "xlm-roberta": {"model_type": "xlm-roberta", "type_vocab_size": 1},
@@ -51,6 +52,7 @@ CONFIGS = {
     "embeddinggemma": GEMMA | {"model_type": "gemma3_text", "use_bidirectional_attention": True},
     "gemma 3": GEMMA | {"model_type": "gemma3_text"},
     "gemma": GEMMA | {"model_type": "gemma", "num_key_value_heads": 1},
+    "gemma, stretched": GEMMA | {"model_type": "gemma", "rope_scaling": YARN},
     "modernbert, biases": {"model_type": "modernbert", "attention_bias": True, "mlp_bias": True, "norm_bias": True},
 }
 

@@ -36,6 +36,10 @@ DEBERTA = SIZES | {
     "norm_rel_ebd": "layer_norm", "position_biased_input": False, "max_position_embeddings": 300, "pad_token_id": 0,
     "initializer_range": 0.2, "layer_norm_eps": 1e-7,
 }  # fmt: skip
+LINEAR = {"rope_type": "linear", "factor": 3.0, "rope_theta": 5000.0}
+LLAMA3 = LINEAR | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 60}
+YARN = LINEAR | {"rope_type": "yarn", "original_max_position_embeddings": 60}
 DECODER = SIZES | {"num_key_value_heads": 2, "max_position_embeddings": 300, "pad_token_id": 0}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -69,6 +73,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deberta, one term": ("DebertaV2", DEBERTA | {"pos_att_type": "c2p", "pooler_hidden_act": "relu"}),
     "deberta, the other": ("DebertaV2", DEBERTA | {"pos_att_type": ["p2c"], "share_att_key": False, "legacy": False}),
     "modernbert, all layers see all": ("ModernBert", MODERN | {"global_attn_every_n_layers": 1}),
+    "modernbert, stretched": (
+        "ModernBert",
+        MODERN | {"rope_parameters": {"full_attention": dict(YARN), "sliding_attention": dict(LLAMA3)}},
+    ),
+    "gte, yarn": ("Gte", SIZES | {"rope_parameters": YARN}),
 }
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", DECODER | {"head_dim": 16}),
@@ -76,6 +85,15 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", DECODER | {"attention_bias": True}),
     "mistral": ("Mistral", DECODER | {"sliding_window": None}),
     "mistral, window": ("Mistral", DECODER | {"sliding_window": 12}),
+    "llama, llama3": ("Llama", DECODER | {"rope_parameters": LLAMA3}),
+    "mistral, linear": ("Mistral", DECODER | {"sliding_window": None, "rope_parameters": LINEAR}),
+    "qwen2, dynamic": ("Qwen2", DECODER | {"rope_parameters": LINEAR | {"rope_type": "dynamic"}}),
+    "qwen3, yarn": ("Qwen3", DECODER | {"head_dim": 16, "rope_parameters": YARN}),
+    "qwen3, yarn, all keys": (
+        "Qwen3",
+        DECODER
+        | {"rope_parameters": YARN | {"beta_fast": 8, "beta_slow": 0.5, "truncate": False, "attention_factor": 0.7}},
+    ),
 }
 
 
@@ -137,7 +155,7 @@ def test_sparse(case: str, tmp_path: Path) -> None:
     ("change", "told"),
     [
         ({"layer_types": ["full_attention"]}, "layer_types must be 4 times one of full_attention, sliding_attention"),
-        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope type 'yarn'"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "longrope"}}}, "rope type 'longrope'"),
         ({"hidden_activation": "xielu"}, "hidden_activation must be one of gelu, .*, not 'xielu'"),
         ({"classifier_pooling": "max"}, "classifier_pooling 'max' is not supported; supported: cls, mean"),
         ({"num_attention_heads": 5}, "does not make 5 heads"),

@@ -127,7 +127,7 @@ def test_pooling_of_a_decoder(mode: str, make_tiny: Any, open_ours: Any, peer: A
     [
         ({"attn_logit_softcapping": 50.0}, r"attn_logit_softcapping 50\.0 is not supported"),
         ({"attention_bias": True}, "attention_bias True is not supported"),
-        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope type 'yarn'"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "longrope"}}}, "rope type 'longrope'"),
         ({"layer_types": ["chunked_attention"] * 4}, "layer_types must be 4 times one of full_attention, sliding"),
         ({"hidden_activation": "xielu"}, "hidden_activation must be one of gelu, .*, not 'xielu'"),
     ],

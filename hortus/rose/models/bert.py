@@ -112,7 +112,7 @@ def spec_from_config(config: dict[str, Any]) -> EncoderSpec:
     )
     if rotary:
         read.only({"rotary_emb_dim": spec.heads.head_dim})
-        rope = read_rope(config, 10_000.0, spec.heads.head_dim, key="rotary_emb_base")
+        rope = read_rope(config, 10_000.0, spec.heads.head_dim, key="rotary_emb_base", kinds=("default",))
         return dataclasses.replace(spec, rope=(rope,))
     return dataclasses.replace(
         spec,

@@ -13,7 +13,7 @@ from typing import Any
 from hortus.rose.models.encoder import family
 from hortus.rose.models.encoder_spec import ALL, EncoderSpec, Names
 from hortus.rose.models.reading import Config, read_encoder
-from hortus.rose.models.rotary import read_rope
+from hortus.rose.models.rotary import KINDS, read_rope
 
 NOMIC = Names(
     norm="emb_ln",
@@ -108,7 +108,8 @@ def _spec(
     spec = read_encoder(
         read, names, eps=eps, activation=act, masked=masked, positions=positions, segments=segments, even=True
     )
-    rope = read_rope(read.values, theta, spec.heads.head_dim, key=read.spelt("rope_theta"))
+    kinds = ("default", "linear", "ntk") if read.kind == "new" else KINDS
+    rope = read_rope(read.values, theta, spec.heads.head_dim, key=read.spelt("rope_theta"), kinds=kinds)
     return dataclasses.replace(spec, gated=1, biased=biased, rope=(rope,))
 
 

@@ -33,7 +33,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "gemma": (SIZES, {"final_logit_softcapping": 30.0}, r"final_logit_softcapping 30\.0"),
     "gemma3_text": (SIZES, {"attn_logit_softcapping": 50.0}, r"attn_logit_softcapping 50\.0"),
     "gte": (SIZES, {"pack_qkv": False}, "pack_qkv False"),
-    "llama": (SIZES, {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope type 'llama3'"),
+    "llama": (SIZES, {"rope_scaling": {"rope_type": "longrope", "factor": 8.0}}, "rope type 'longrope'"),
     "mistral": (SIZES, {"sliding_window": 8, "is_causal": False}, "sliding_window without causal attention"),
     "modernbert": (SIZES, {"classifier_pooling": "max"}, "classifier_pooling 'max'"),
     "mpnet": (SIZES, {"relative_attention_num_buckets": 64}, "relative_attention_num_buckets 64"),
