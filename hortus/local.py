@@ -69,10 +69,12 @@ async def open_local(model: str, settings: config.Config, closing: AsyncExitStac
     folder = await asyncio.to_thread(open_model, model, ivy.served_model_name, settings.rose, weights=not fake)
     engine = await asyncio.to_thread(load_engine, folder, settings, metrics)
     closing.callback(engine.close)
-    scheduler = Scheduler(engine, settings.tulip, metrics, merge=merge)
+    tulip, bulk = settings.tulip, not merge or not settings.tulip.lanes
+    most = tulip.max_batch_tokens or (bulk and engine.info.bulk_tokens) or engine.info.batch_tokens
+    scheduler = Scheduler(engine, dataclasses.replace(tulip, max_batch_tokens=most), metrics, merge=merge)
     await scheduler.start()
     closing.push_async_callback(scheduler.close)
-    info = dataclasses.replace(engine.info, batch_tokens=settings.tulip.max_batch_tokens or engine.info.batch_tokens)
+    info = dataclasses.replace(engine.info, batch_tokens=most)
     embedder = await asyncio.to_thread(Embedder, folder, info, scheduler, ivy, metrics)
     closing.callback(embedder.close)
     return Opened(folder, embedder, scheduler)

@@ -185,6 +185,8 @@ class ModelInfo:
     parameters: int = 0
     batch_tokens: int = 16384
     """Tokens a step at which this engine on this device runs at full throughput: Tulip's budget unless overridden."""
+    bulk_tokens: int = 0
+    """The same where no short text waits behind a step, as in `hortus embed`; 0: as batch_tokens."""
 
     def in_words(self) -> str:
         """What a row is, for a person."""

@@ -33,15 +33,18 @@ import pyarrow.parquet as pq
 from hortus import config
 from hortus.bench.flags import whole, written_file
 from hortus.bench.results import Record, append, table
-from hortus.bench.texts import mixed
+from hortus.bench.shapes import SHAPES, shape_folder
+from hortus.bench.texts import Corpus, mixed
 from hortus.corpus import command, manifest
 from hortus.corpus.output import schema_of
 from hortus.corpus.pipeline import Parts, run
 from hortus.corpus.store import Store
 from hortus.corpus.vectors import Local, take
+from hortus.engines import open_model
 from hortus.errors import StartError
 from hortus.ivy.assemble import Truncate
 from hortus.ivy.split import cut
+from hortus.ivy.tokenize import Tokenizer
 from hortus.local import open_local
 from hortus.types import LazyTensor, TokenBatch
 
@@ -50,7 +53,12 @@ def main(argv: Sequence[str]) -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="hortus bench corpus", description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--model", default="demo")
-    parser.add_argument("--rows", type=whole, default=1024, help="of 1 to 11 sentences each")
+    parser.add_argument("--shape", choices=SHAPES, help="random weights of this shape instead of a model")
+    parser.add_argument("--rows", type=whole, default=1024, help="of 1 to 11 sentences each, or of --tokens")
+    parser.add_argument("--tokens", type=whole, help="of each row, by the model's tokenizer")
+    parser.add_argument(
+        "--texts", type=Path, nargs="+", default=(), help="plain text for --tokens and --shape [Lee's corpus]"
+    )
     parser.add_argument("--window-rows", type=whole, help="[an eighth of --rows]")
     parser.add_argument("--rounds", type=whole, default=5, help="of each side, in turn")
     parser.add_argument("--threads", type=whole, help="CPU threads [all]; with --ray of each actor [1]")
@@ -60,8 +68,12 @@ def main(argv: Sequence[str]) -> int:
     if args.ray and args.rows < 24:
         parser.error(f"--rows {args.rows}: the rate of actors is told from 24 parts, so --ray needs at least 24 rows")
     with tempfile.TemporaryDirectory(prefix="hortus-bench-") as work:
+        if args.shape:
+            device = "cuda" if gpu() else "cpu"
+            args.model = str(shape_folder(Path(work), args.shape, texts=args.texts, device=device))
         given = Path(work, "in.parquet")
-        pq.write_table(pa.table({"text": mixed(args.rows)}), given)
+        texts = exact(args.model, args.rows, args.tokens, args.texts) if args.tokens else mixed(args.rows)
+        pq.write_table(pa.table({"text": texts}), given)
         if args.ray:
             records = actors(args.model, given, Path(work), args.rows, args.rounds, args.threads or 1)
         else:
@@ -70,10 +82,27 @@ def main(argv: Sequence[str]) -> int:
                     args.model, given, Path(work), args.rounds, args.threads, args.window_rows or max(1, args.rows // 8)
                 )
             )
+    for record in records:
+        record.hardware = gpu() or record.hardware
     print(table(records))
     if args.out:
         append(args.out, records)
     return 0
+
+
+def gpu() -> str | None:
+    """Name of the GPU that an engine here runs on, if there is one."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
+def exact(model: str, rows: int, tokens: int, files: Sequence[Path]) -> list[str]:
+    """Texts of exactly so many tokens; up to 512 different ones, over and over."""
+    folder = open_model(model, None, config.RoseConfig(), weights=False)
+    corpus = Corpus(Tokenizer(folder, max_tokens=1 << 20).encode, files)
+    different = [corpus.exact(tokens) for _ in range(min(rows, 512))]
+    return [different[i % len(different)] for i in range(rows)]
 
 
 async def corpus(

@@ -58,7 +58,7 @@ class GpuEngine:
         self._device: Device = CudaDevice() if device is None else device
         self._piece_tokens = piece_tokens
         self.metrics = metrics or Metrics()
-        self._info = dataclasses.replace(info, batch_tokens=min(BATCH_TOKENS, piece_tokens))
+        self._info = dataclasses.replace(info, batch_tokens=min(BATCH_TOKENS, piece_tokens), bulk_tokens=piece_tokens)
         self._ring = Ring(self._device, network.width)
         rules = Rules(
             graphs=config.cuda_graphs and bool(getattr(network, "capturable", True)),

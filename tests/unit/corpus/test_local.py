@@ -324,6 +324,23 @@ def test_contextual_chunks_are_those_of_the_server(tmp_path):
     assert set(found.refused) == {1}
 
 
+@pytest.mark.parametrize(
+    ("flags", "tokens"), [({}, 300), ({"lanes": True}, 100), ({"max_batch_tokens": 50}, 50)], ids=str
+)
+def test_steps_are_large_where_no_short_text_waits_behind_one(flags: dict[str, object], tokens: int, monkeypatch):
+    from dataclasses import replace
+
+    from hortus.tulip.fake import FakeEngine
+
+    model = FakeEngine(batch_tokens=100)
+    model._info = replace(model.info, bulk_tokens=300)
+    monkeypatch.setattr(local, "load_engine", lambda *_: model)
+    with hortus.Engine("demo", fake_delay_ms=0.0, **flags) as engine:
+        assert engine.info.batch_tokens == tokens
+        engine.embed(["word " * 20] * 60)
+        assert tokens - 22 < max(size for _, size in model.shapes) <= tokens
+
+
 def test_errors_of_an_engine_speak_of_no_server(fake: hortus.Engine):
     with hortus.Engine("demo", fake_delay_ms=0.0, max_input_chars=10) as engine:
         said = []
