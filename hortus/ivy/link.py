@@ -2,7 +2,7 @@
 
 Knows gRPC and the protocol. Does not know the other replicas, or what becomes of a request that it loses.
 
-The writer sends whatever has been asked since its last write began. Pings tell a replica that is busy from one that is
+A message takes whatever has been asked since the last. Pings tell a replica that is busy from one that is
 stopped: they are answered however long a step takes.
 """
 
@@ -83,7 +83,8 @@ class Link:
         self._heard = 0.0
         self._said_draining = False
         self._retired = False
-        self._wake = asyncio.Event()
+        self._stream: Stream | None = None
+        """While it is up."""
         self._task: asyncio.Task[None] | None = None
         self._channel: Any = None
 
@@ -97,7 +98,6 @@ class Link:
     def retire(self) -> None:
         """Take nothing new; close when nothing is outstanding any more."""
         self.draining = self._retired = True
-        self._wake.set()
         if not self._waiting and self._task is not None:
             self._task.cancel()
 
@@ -114,14 +114,14 @@ class Link:
         self._waiting[number] = future, deadline, batch.rows
         self._unsent.append((number, batch, deadline, traces.current.get()))
         self.outstanding += tokens
-        self._wake.set()
+        self._wake()
         try:
             return await future
         finally:
             self.outstanding -= tokens
             if self._waiting.pop(number, None) is not None:  # no answer has come: cancelled, or its deadline passed
                 self._cancelled.append(number)
-                self._wake.set()
+                self._wake()
             if self._retired and not self._waiting and self._task is not None:
                 self._task.cancel()
 
@@ -159,7 +159,7 @@ class Link:
             data = await describe(wire.pack_describe(), metadata=metadata, timeout=CONNECT_S)
             told = wire.read_description(data)
             self._accept(told)
-            stream = await self._open(connection, told)
+            stream = self._stream = await self._open(connection, told)
             self._channel = connection
             self._unsent.clear()
             self._cancelled.clear()
@@ -168,15 +168,14 @@ class Link:
             self.draining = told.draining or self._retired
             self.rests_until, self.up = 0.0, True
             log.info("replica %s is up%s", self, " (draining)" if self.draining else "")
-            tasks = [asyncio.ensure_future(f(stream)) for f in (self._read, self._write, self._watch)]
+            tasks = [asyncio.ensure_future(part) for part in (stream.run(self._take, self._following), self._watch())]
             try:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in tasks:
                     if task.done():
                         task.result()
-                raise Refused("it ended the stream")
             finally:
-                self.up = False
+                self.up, self._stream = False, None
                 stream.close()
                 for task in tasks:
                     task.cancel()
@@ -210,36 +209,35 @@ class Link:
             if not future.done():
                 future.set_exception(Lost(why))
 
-    async def _read(self, stream: Stream) -> None:
-        while (data := await stream.read()) is not None:
-            self._heard = time.monotonic()
-            message = wire.read_replies(data)
-            if message.draining and not self._said_draining:
-                self._said_draining = self.draining = True
-                log.info("replica %s is draining", self)
-            for number, result in message.answers:
-                found = self._waiting.pop(number, None)
-                if found is None or found[0].done():
-                    continue
-                if found[2] == len(result.rows):
-                    found[0].set_result(result)
-                else:
-                    found[0].set_exception(
-                        EngineError(f"replica {self} answered {len(result.rows)} rows, not {found[2]}")
-                    )
-            for number, error in message.failures:
-                found = self._waiting.pop(number, None)
-                if found is not None and not found[0].done():
-                    found[0].set_exception(error)
-        raise Refused("it ended the stream")
+    def _wake(self) -> None:
+        if self._stream is not None:
+            self._stream.wake()
 
-    async def _write(self, stream: Stream) -> None:
-        while True:
-            if self._unsent or self._cancelled or self._ping:
-                await stream.write(wire.pack_asks(self._gather()))
+    def _take(self, data: bytes | None) -> None:
+        """A message of the replica's."""
+        if data is None:
+            raise Refused("it ended the stream")
+        self._heard = time.monotonic()
+        message = wire.read_replies(data)
+        if message.draining and not self._said_draining:
+            self._said_draining = self.draining = True
+            log.info("replica %s is draining", self)
+        for number, result in message.answers:
+            found = self._waiting.pop(number, None)
+            if found is None or found[0].done():
                 continue
-            self._wake.clear()
-            await self._wake.wait()
+            if found[2] == len(result.rows):
+                found[0].set_result(result)
+            else:
+                found[0].set_exception(EngineError(f"replica {self} answered {len(result.rows)} rows, not {found[2]}"))
+        for number, error in message.failures:
+            found = self._waiting.pop(number, None)
+            if found is not None and not found[0].done():
+                found[0].set_exception(error)
+
+    def _following(self) -> bytes | None:
+        """The next message to the replica."""
+        return wire.pack_asks(self._gather()) if self._unsent or self._cancelled or self._ping else None
 
     def _gather(self) -> Asks:
         message = Asks([], self._cancelled, self._ping)
@@ -253,14 +251,14 @@ class Link:
                 message.asks.append(Ask(number, batch, left_ms, trace))
         return message
 
-    async def _watch(self, stream: Stream) -> None:
+    async def _watch(self) -> None:
         """Ping, and find what waits for nothing."""
         pings = itertools.count(1)
         every = min(PING_S, self._config.silence_s / 4)
         before = time.monotonic()
         while True:
             self._ping = next(pings)
-            self._wake.set()
+            self._wake()
             await asyncio.sleep(every)
             now = time.monotonic()
             if now - before > 2 * every:

@@ -33,11 +33,15 @@ class Flight(Generic[W]):
 
     slices: list[Slice[W]]
     """Whose sequences it holds; none: a probe of one token."""
+    ends: list[int]
+    """Where the rows of each slice end."""
     sequences: int
     rows: int
     tokens: int
     handed: float
     """When it was handed to the pump, monotonic seconds."""
+    cut: bool = False
+    """Of one of the works, others hold more."""
 
 
 class Pump(Generic[W]):
@@ -139,11 +143,11 @@ class Pump(Generic[W]):
                 wanted = f"float32 {(flight.rows, self._width)}"
                 raise EngineError(f"the engine gave rows of {rows.dtype} {rows.shape}, not {wanted}")
             start = 0
-            for work, lo, hi in flight.slices:
-                first, end = work.batch.rows_of(lo, hi)
+            for (work, lo, hi), end in zip(flight.slices, flight.ends, strict=True) if flight.cut else ():
                 if work.rows is not None:
-                    work.rows[first:end] = rows[start : start + end - first]
-                start += end - first
+                    first, last = work.batch.rows_of(lo, hi)
+                    work.rows[first:last] = rows[start:end]
+                start = end
         except BaseException as e:  # noqa: BLE001 - as above
             self._post(flight, None, e)
             return

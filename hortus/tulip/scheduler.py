@@ -2,7 +2,7 @@
 
 One event loop owns all state; the pump's two threads do what may block.
 
-    encode -> Queue -> _dispatch -> Pump [step thread, waiter thread] -> _answered -> encode returns
+    submit -> Queue -> _dispatch -> Pump [step thread, waiter thread] -> _answered -> everyone is told
               (pure)   one batch          engine.step, lazy.result       one call a batch
 
 A step that fails, fails its own requests and is followed by a probe, a step of one token. A failed probe, or a step that
@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import functools
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from hortus.config import TulipConfig
+from hortus.deadlines import Deadlines
 from hortus.errors import DeadlineExceeded, Draining, EngineError, NotReady, OutOfMemory, Overloaded, RequestError
 from hortus.metrics import DROP_REASONS, Metrics
 from hortus.tulip.pump import Flight, Pump
@@ -34,17 +36,21 @@ _STOP_S = 5.0  # how long close() waits for a step that runs
 _REPROBE_S = 1.0  # how long a failing engine is left alone between two probes
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class _Request(Work):
-    """A work and what is owed for it."""
+Tell = Callable[[Any, Result | RequestError], None]
+"""Is called on the loop with a request's tag and its one answer. It must not raise."""
 
-    future: asyncio.Future[Result]
-    unanswered: int
+
+@dataclass(slots=True, eq=False)
+class _Request(Work):
+    """A work and who is owed its rows."""
+
+    unanswered: int = 0
     """Sequences without a row yet."""
+    tell: Tell | None = None
+    """None once it has been answered, or nobody wants it any more."""
+    tag: Any = None
     handed: float = 0.0
     """When its first batch was handed to the engine."""
-    timer: asyncio.TimerHandle | None = None
-    """Ends it at its deadline."""
 
 
 class Scheduler:
@@ -81,6 +87,7 @@ class Scheduler:
         """Seconds in which the engine had something to do, since start."""
         self._watch: asyncio.TimerHandle | None = None
         self._reprobe: asyncio.TimerHandle | None = None
+        self._deadlines: Deadlines[_Request] = Deadlines(self._expire)
         self._probes: set[asyncio.Future[bool]] = set()
         self._idle: asyncio.Event | None = None
 
@@ -154,30 +161,17 @@ class Scheduler:
 
     async def encode(self, batch: TokenBatch, *, deadline: float | None = None) -> Result:
         """Rows for every sequence, in order. See types.Encoder; raises InvalidInput and NotReady besides."""
-        work = self._enqueue(batch, deadline)
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        work = self.submit(batch, deadline, _resolve, future)
         try:
-            return await work.future
+            return await future
         except asyncio.CancelledError:
-            self._drop(work, "cancelled")
+            self.cancel(work)
             raise
-        finally:
-            if work.timer is not None:
-                work.timer.cancel()
 
-    def submit(self, batch: TokenBatch, *, deadline: float | None = None) -> asyncio.Future[Result]:
-        """encode() for callers with many requests at once: no task for each. Raises at once what encode raises before it
-        waits. Cancelling the future drops what has not been started."""
-        work = self._enqueue(batch, deadline)
-        work.future.add_done_callback(functools.partial(self._left, work))
-        return work.future
-
-    def _left(self, work: _Request, future: asyncio.Future[Result]) -> None:
-        if work.timer is not None:
-            work.timer.cancel()
-        if future.cancelled():
-            self._drop(work, "cancelled")
-
-    def _enqueue(self, batch: TokenBatch, deadline: float | None) -> _Request:
+    def submit(self, batch: TokenBatch, deadline: float | None, tell: Tell, tag: Any) -> Work:
+        """encode() for callers with many requests at once: no task and no future for each. Raises at once what encode raises
+        before it waits; then tell(tag, answer) is called once, and later than this returns, unless it is cancelled."""
         sequences = len(batch)
         if self._refusal is not None:
             self._dropped[self._refusal.code].inc(sequences)
@@ -186,11 +180,9 @@ class Scheduler:
         if deadline is not None and deadline <= now:
             self._dropped["deadline_exceeded"].inc(sequences)
             raise DeadlineExceeded("the deadline had passed on arrival (--timeout-s, or the client's own)")
-        work = _Request(
-            batch, now, deadline, sequences, batch.total_tokens, future=self._loop.create_future(), unanswered=sequences
-        )
+        work = _Request(batch, now, deadline, sequences, len(batch.ids), unanswered=sequences, tell=tell, tag=tag)
         if sequences == 0:
-            work.future.set_result(Result(np.zeros((0, self._width), np.float32)))
+            self._loop.call_soon(self._tell, work, Result(np.zeros((0, self._width), np.float32)))
             return work
         try:
             self._queue.put(work)
@@ -203,8 +195,22 @@ class Scheduler:
             self._kicked = True
             self._loop.call_soon(self._dispatch)
         if deadline is not None:
-            work.timer = self._loop.call_later(deadline - now, self._expire, work)
+            self._deadlines.add(work, deadline)
         return work
+
+    def cancel(self, work: Work) -> None:
+        """Nobody waits for what submit() returned: what of it has not been started is dropped, and nobody is told."""
+        assert isinstance(work, _Request), "submit() made it"
+        work.tell = None
+        self._deadlines.discard(work)
+        self._drop(work, "cancelled")
+
+    def _tell(self, work: _Request, answer: Result | RequestError) -> None:
+        """The one place where a request is answered, if it has not been."""
+        if (tell := work.tell) is not None:
+            work.tell = None
+            self._deadlines.discard(work)
+            tell(work.tag, answer)
 
     def _expire(self, work: _Request) -> None:
         waited_ms = (time.monotonic() - work.enqueued) * 1000
@@ -217,8 +223,7 @@ class Scheduler:
         self._fail(work, error, "deadline_exceeded")
 
     def _fail(self, work: _Request, error: RequestError, reason: str) -> None:
-        if not work.future.done():
-            work.future.set_exception(error)
+        self._tell(work, error)
         self._drop(work, reason)
 
     def _drop(self, work: _Request, reason: str) -> None:
@@ -232,7 +237,7 @@ class Scheduler:
     def _dispatch(self) -> None:
         """Hand over batches for as long as the rule says so."""
         self._kicked = False
-        while decide(
+        while self._queue.sequences and decide(
             in_flight=len(self._flights),
             waiting_sequences=self._queue.sequences,
             waiting_tokens=self._queue.tokens,
@@ -249,26 +254,27 @@ class Scheduler:
                 self._hand_over(taken, now)
 
     def _hand_over(self, taken: Taken[_Request], now: float) -> None:
+        rows, cut, waited = 0, False, []
+        ends = []
         for work, lo, hi in taken.slices:
-            work.handed = work.handed or now
+            if not work.handed:
+                work.handed = now
+                waited.append(now - work.enqueued)
             if work.rows is None and hi - lo < len(work.batch):
                 try:
                     work.rows = np.empty((work.batch.rows, self._width), np.float32)
                 except MemoryError:
                     self._fail(work, OutOfMemory("no memory for the rows of this request"), "engine_error")
-        rows = taken.sequences
-        for work, lo, hi in taken.slices:
-            if work.batch.spans is not None:
-                first, end = work.batch.rows_of(lo, hi)
-                rows += end - first - (hi - lo)
-        self._send(Flight(taken.slices, taken.sequences, rows, taken.tokens, now))
+            cut = cut or work.rows is not None
+            first, end = work.batch.rows_of(lo, hi)
+            rows += end - first
+            ends.append(rows)
+        self._send(Flight(taken.slices, ends, taken.sequences, rows, taken.tokens, now, cut))
         # Counted while the engine works.
         self._metrics.batch_tokens.observe(taken.tokens)
         self._metrics.batch_sequences.observe(taken.sequences)
-        wait = self._metrics.queue_seconds.observe
-        for work, _, _ in taken.slices:
-            if work.handed == now:
-                wait(now - work.enqueued)
+        for seconds in waited:
+            self._metrics.queue_seconds.observe(seconds)
 
     def _send(self, flight: Flight[_Request]) -> None:
         self._flights[flight] = None
@@ -276,7 +282,7 @@ class Scheduler:
         self._keep_watch()
 
     def _send_probe(self) -> None:
-        self._send(Flight([], 1, 1, 1, time.monotonic()))
+        self._send(Flight([], [], 1, 1, 1, time.monotonic()))
 
     # A batch: back
 
@@ -301,20 +307,18 @@ class Scheduler:
 
     def _give(self, flight: Flight[_Request], rows: Float32, at: float) -> None:
         start = 0
-        for work, lo, hi in flight.slices:
-            first, end = work.batch.rows_of(lo, hi)
-            stop = start + end - first
+        for (work, lo, hi), end in zip(flight.slices, flight.ends, strict=True):
             work.unanswered -= hi - lo
-            if work.unanswered == 0 and not work.future.done():
+            if work.unanswered == 0 and work.tell is not None:
                 timings = Timings(0.0, (work.handed - work.enqueued) * 1000, (at - work.handed) * 1000)
-                work.future.set_result(Result(rows[start:stop] if work.rows is None else work.rows, timings))
-            start = stop
+                self._tell(work, Result(rows[start:end] if work.rows is None else work.rows, timings))
+            start = end
 
     def _tell_idle(self) -> None:
         """When draining: nobody waits for an answer any more."""
         if self._idle is None or len(self._queue):
             return
-        if all(work.future.done() for flight in self._flights for work, _, _ in flight.slices):
+        if all(work.tell is None for flight in self._flights for work, _, _ in flight.slices):
             self._idle.set()
 
     # Health
@@ -377,6 +381,15 @@ class Scheduler:
         for flight in self._flights:
             for work, _, _ in flight.slices:
                 self._fail(work, copy.copy(error), reason)
+
+
+def _resolve(future: asyncio.Future[Result], answer: Result | RequestError) -> None:
+    if future.done():  # cancelled, and its task has not run yet
+        return
+    if isinstance(answer, Result):
+        future.set_result(answer)
+    else:
+        future.set_exception(answer)
 
 
 def _request_error(error: BaseException) -> RequestError:

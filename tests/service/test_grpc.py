@@ -158,7 +158,7 @@ async def test_a_gateway_that_does_not_read_holds_up_only_itself(world: Garden):
             # One after the other, so that none is already in when the stream stops being read.
             await until(
                 lambda n=number: (
-                    any(not s._room.is_set() for s in tulip.server._streams)
+                    any(s._held for s in tulip.server._streams)
                     or (
                         sum(s for s, _ in tulip.engine.shapes) >= n * len(many)
                         and not any(s._live for s in tulip.server._streams)
