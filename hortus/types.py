@@ -78,7 +78,7 @@ class TokenBatch:
     @property
     def lengths(self) -> Int32:
         """[sequences] int32 token counts."""
-        return np.diff(self.cu_seqlens)
+        return self.cu_seqlens[1:] - self.cu_seqlens[:-1]
 
     @property
     def max_seqlen(self) -> int:
@@ -95,7 +95,7 @@ class TokenBatch:
 
     def slice(self, lo: int, hi: int) -> TokenBatch:
         """Sequences lo..hi-1. Views of the ids, no copy; cu_seqlens starts at 0 again."""
-        if lo == 0 and hi == len(self):
+        if hi - lo == len(self.cu_seqlens) - 1:
             return self
         a, b = int(self.cu_seqlens[lo]), int(self.cu_seqlens[hi])
         types = None if self.token_types is None else self.token_types[a:b]

@@ -1,14 +1,17 @@
 """Our nouns to the protocol's bytes and back. The only importer of the generated code; pure, knows no gRPC and no asyncio.
 
 Packing is done for a whole message at once, because that is where coalescing pays: one numpy call for all asks instead of
-one for each. Reading checks everything that lengths and counts claim, so that a malformed message is a Malformed and
-nothing worse; what the numbers mean (a vocabulary, a limit) the scheduler's side checks in tulip/entry.py.
+one for each, and struct's for what is a number an ask. Reading checks everything that lengths and counts claim, so that a
+malformed message is a Malformed and nothing worse; what the numbers mean (a vocabulary, a limit) the scheduler's side checks
+in tulip/entry.py.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -92,8 +95,19 @@ class Description:
 _NO_TRACE = bytes(CONTEXT_BYTES)
 
 
-def _u32(numbers: Sequence[int]) -> bytes:
-    return np.array(numbers, "<u4").tobytes()
+def _packed(code: str, numbers: Sequence[float]) -> bytes:
+    """code: struct's, for each of the numbers."""
+    return struct.pack(f"<{len(numbers)}{code}", *numbers)
+
+
+def _numbers(data: bytes, code: str, what: str, count: int | None = None) -> tuple[Any, ...]:
+    """What _packed made; of `count` numbers, where that is known."""
+    if count is None:
+        count = len(data) // struct.calcsize(f"<{code}")
+    try:
+        return struct.unpack(f"<{count}{code}", data)
+    except struct.error:
+        raise Malformed(f"{what}: {len(data)} bytes are not {count} numbers") from None
 
 
 def _array(data: bytes, kind: str, what: str, count: int | None = None) -> np.ndarray[Any, Any]:
@@ -121,8 +135,8 @@ def pack_asks(message: Asks) -> bytes:
     out = pb.Asks(ping=message.ping)
     if asks:
         whole = TokenBatch.merge([a.batch for a in asks])
-        out.numbers = np.array([a.number for a in asks], "<u8").tobytes()
-        out.counts = _u32([len(a.batch.cu_seqlens) - 1 for a in asks])
+        out.numbers = _packed("Q", [a.number for a in asks])
+        out.counts = _packed("I", [len(a.batch.cu_seqlens) - 1 for a in asks])
         out.deadlines_ms = np.array([a.deadline_ms for a in asks], "<f4").tobytes()
         out.lengths = whole.lengths.astype("<u4").tobytes()
         out.ids = whole.ids.astype("<i4", copy=False).tobytes()
@@ -136,7 +150,7 @@ def pack_asks(message: Asks) -> bytes:
             out.span_counts = np.concatenate(counts).astype("<u4").tobytes()
             out.spans = np.concatenate([b.spans for b in every if b.spans is not None]).astype("<i4").tobytes()
     if message.cancelled:
-        out.cancelled = np.array(message.cancelled, "<u8").tobytes()
+        out.cancelled = _packed("Q", message.cancelled)
     return bytes(out.SerializeToString())
 
 
@@ -149,35 +163,34 @@ def ask_bytes(batch: TokenBatch) -> int:
 def read_asks(data: bytes) -> Asks:
     """The message; batches are views of its bytes. Sequences may be empty and ids anything: see tulip/entry.py."""
     got = _parse(pb.Asks, data)
-    numbers = _array(got.numbers, "<u8", "numbers")
-    message = Asks([], _array(got.cancelled, "<u8", "cancelled").tolist(), got.ping)
-    if not len(numbers):
+    numbers = _numbers(got.numbers, "Q", "numbers")
+    message = Asks([], list(_numbers(got.cancelled, "Q", "cancelled")), got.ping)
+    if not numbers:
         return message
-    counts = _array(got.counts, "<u4", "counts", len(numbers))
-    deadlines = _array(got.deadlines_ms, "<f4", "deadlines_ms", len(numbers))
-    if np.isnan(deadlines).any():
-        raise Malformed("deadlines_ms: not a number")
-    ends = np.cumsum(counts, dtype=np.int64)
-    lengths = _array(got.lengths, "<u4", "lengths", int(ends[-1]))
-    cu = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, dtype=np.int64, out=cu[1:])
-    ids = _array(got.ids, "<i4", "ids", int(cu[-1]))
+    counts = _numbers(got.counts, "I", "counts", len(numbers))
+    deadlines = _numbers(got.deadlines_ms, "f", "deadlines_ms", len(numbers))
+    lengths = _array(got.lengths, "<u4", "lengths", sum(counts))
+    ends = [0, *accumulate(lengths.tolist())]
+    ids = _array(got.ids, "<i4", "ids", ends[-1])
+    cu = np.array(ends, np.int32)  # a message's tokens are far below 2**31: its bytes are bounded
     types = _array(got.token_types, "<u1", "token_types", len(ids)) if got.token_types else None
-    cu32 = cu.astype(np.int32)  # a message's tokens are far below 2**31: its bytes are bounded
     if got.span_counts:
         span_counts = _array(got.span_counts, "<u4", "span_counts", len(lengths)).astype(np.int64)
         spans = _array(got.spans, "<i4", "spans", 2 * int(span_counts.sum())).reshape(-1, 2)
         span_ends = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(span_counts, out=span_ends[1:])
     last = 0
-    for number, end, deadline in zip(numbers.tolist(), ends.tolist(), deadlines.tolist(), strict=True):
-        a, b = int(cu[last]), int(cu[end])
-        batch = TokenBatch(ids[a:b], cu32[last : end + 1] - cu32[last], None if types is None else types[a:b])
-        if got.span_counts and span_counts[last:end].any():
-            mine = span_counts[last:end].astype(np.int32), spans[span_ends[last] : span_ends[end]]
-            batch = TokenBatch(batch.ids, batch.cu_seqlens, batch.token_types, mine[1], mine[0])
+    for number, count, deadline in zip(numbers, counts, deadlines, strict=True):
+        if deadline != deadline:
+            raise Malformed("deadlines_ms: not a number")
+        first, last = last, last + count
+        a, b = ends[first], ends[last]
+        mine = None if types is None else types[a:b]
+        batch = TokenBatch(ids[a:b], cu[first : last + 1] - a if a else cu[first : last + 1], mine)
+        if got.span_counts and span_counts[first:last].any():
+            counted = span_counts[first:last].astype(np.int32)
+            batch = TokenBatch(batch.ids, batch.cu_seqlens, mine, spans[span_ends[first] : span_ends[last]], counted)
         message.asks.append(Ask(number, batch, deadline))
-        last = end
     if got.traces:
         if len(got.traces) != CONTEXT_BYTES * len(numbers):
             raise Malformed(f"traces: {len(got.traces)} bytes where {CONTEXT_BYTES * len(numbers)} belong")
@@ -196,14 +209,13 @@ def pack_replies(message: Replies) -> bytes:
     out = pb.Replies(pong=message.pong, draining=message.draining)
     if answers:
         results = [r for _, r in answers]
-        out.numbers = np.array([n for n, _ in answers], "<u8").tobytes()
-        out.counts = _u32([len(r.rows) for r in results])
-        out.queue_ms = np.array([r.timings.queue_ms for r in results], "<f4").tobytes()
-        out.device_ms = np.array([r.timings.device_ms for r in results], "<f4").tobytes()
-        out.width = results[0].rows.shape[1]
-        out.rows = b"".join(
-            [np.ascontiguousarray(r.rows, "<f4").data.cast("B") if r.rows.size else b"" for r in results]
-        )
+        out.numbers = _packed("Q", [n for n, _ in answers])
+        out.counts = _packed("I", [len(r.rows) for r in results])
+        out.queue_ms = _packed("f", [r.timings.queue_ms for r in results])
+        out.device_ms = _packed("f", [r.timings.device_ms for r in results])
+        rows = results[0].rows if len(results) == 1 else np.concatenate([r.rows for r in results])
+        out.width = rows.shape[1]
+        out.rows = rows.astype("<f4", copy=False).tobytes()
     for number, error in message.failures:
         out.failures.append(_pack_failure(number, error))
     return bytes(out.SerializeToString())
@@ -223,20 +235,18 @@ def read_replies(data: bytes) -> Replies:
     """The message; rows are views of its bytes, which nobody writes to."""
     got = _parse(pb.Replies, data)
     message = Replies([], [(f.number, _read_failure(f)) for f in got.failures], got.pong, got.draining)
-    numbers = _array(got.numbers, "<u8", "numbers")
-    if not len(numbers):
+    numbers = _numbers(got.numbers, "Q", "numbers")
+    if not numbers:
         return message
-    counts = _array(got.counts, "<u4", "counts", len(numbers))
-    queue_ms = _array(got.queue_ms, "<f4", "queue_ms", len(numbers))
-    device_ms = _array(got.device_ms, "<f4", "device_ms", len(numbers))
-    total = int(counts.sum(dtype=np.int64))
+    counts = _numbers(got.counts, "I", "counts", len(numbers))
+    queue_ms = _numbers(got.queue_ms, "f", "queue_ms", len(numbers))
+    device_ms = _numbers(got.device_ms, "f", "device_ms", len(numbers))
+    total = sum(counts)
     if got.width < 1:
         raise Malformed("width: rows without a width")
     rows: Float32 = _array(got.rows, "<f4", "rows", total * got.width).reshape(total, got.width)
     last = 0
-    for number, count, queue, device in zip(
-        numbers.tolist(), counts.tolist(), queue_ms.tolist(), device_ms.tolist(), strict=True
-    ):
+    for number, count, queue, device in zip(numbers, counts, queue_ms, device_ms, strict=True):
         message.answers.append((number, Result(rows[last : last + count], Timings(0.0, queue, device))))
         last += count
     return message
