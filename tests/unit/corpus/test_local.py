@@ -338,7 +338,9 @@ def test_steps_are_large_where_no_short_text_waits_behind_one(flags: dict[str, o
     with hortus.Engine("demo", fake_delay_ms=0.0, **flags) as engine:
         assert engine.info.batch_tokens == tokens
         engine.embed(["word " * 20] * 60)
-        assert tokens - 22 < max(size for _, size in model.shapes) <= tokens
+        most = max(size for _, size in model.shapes)
+        assert most <= tokens
+        assert most > tokens - 22 or "lanes" in flags, "a lane of bulk work gets a part of each step"
 
 
 def test_errors_of_an_engine_speak_of_no_server(fake: hortus.Engine):
