@@ -45,6 +45,7 @@ CONFIGS = {
     "jina": ALIBI,
     "jina, code": ALIBI | {"_name_or_path": "jinaai/jina-bert-v2-qk-post-norm"},
     "deberta": DEBERTA,
+    "deberta, convolution": DEBERTA | {"conv_kernel_size": 3},
     "deberta, shared": DEBERTA | {"share_att_key": True, "norm_rel_ebd": "layer_norm", "position_biased_input": False},
     "nomic": {"model_type": "nomic_bert"},
     "new": {"model_type": "new", "type_vocab_size": 0, "rope_scaling": {"type": "ntk", "factor": 2.0}},

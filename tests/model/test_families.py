@@ -72,6 +72,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deberta, no buckets": ("DebertaV2", DEBERTA | {"position_buckets": -1, "max_relative_positions": 100}),
     "deberta, one term": ("DebertaV2", DEBERTA | {"pos_att_type": "c2p", "pooler_hidden_act": "relu"}),
     "deberta, the other": ("DebertaV2", DEBERTA | {"pos_att_type": ["p2c"], "share_att_key": False, "legacy": False}),
+    "deberta, convolution": ("DebertaV2", DEBERTA | {"conv_kernel_size": 3, "conv_act": "gelu"}),
+    "deberta, wide convolution": (
+        "DebertaV2",
+        DEBERTA | {"conv_kernel_size": 5, "share_att_key": False, "layer_norm_eps": 1e-3},
+    ),
     "modernbert, all layers see all": ("ModernBert", MODERN | {"global_attn_every_n_layers": 1}),
     "modernbert, stretched": (
         "ModernBert",
@@ -167,7 +172,7 @@ def test_modernbert_refuses(change: dict[str, Any], told: str, tmp_path: Path) -
         open_engine(open_folder(str(tmp_path)), RoseConfig(load_format="dummy"))
 
 
-@pytest.mark.parametrize("case", ["deberta", "mpnet", "gte", "modernbert"])
+@pytest.mark.parametrize("case", ["deberta, convolution", "mpnet", "gte", "modernbert"])
 def test_files_of_other_habits(case: str, tmp_path: Path) -> None:
     """In shards, every name with the classifier's prefix, norms called gamma and beta where old checkpoints do."""
     model = written(tmp_path, case, "ForSequenceClassification")
@@ -175,7 +180,7 @@ def test_files_of_other_habits(case: str, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     shards = sorted(tmp_path.glob("model-*.safetensors"))
     assert len(shards) > 2
-    if case in ("deberta", "mpnet"):
+    if case in ("deberta, convolution", "mpnet"):
         for shard in shards:
             state = load_file(shard)
             save_file({re.sub(r"(LayerNorm\.)weight", r"\1gamma", k).replace("LayerNorm.bias", "LayerNorm.beta"): v
@@ -190,7 +195,9 @@ def test_files_of_other_habits(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"conv_kernel_size": 3}, "conv_kernel_size 3 is not supported"),
+        ({"conv_kernel_size": 4}, "conv_kernel_size 4 is not supported; supported: odd numbers"),
+        ({"conv_kernel_size": 3, "conv_groups": 2}, "conv_groups 2 is not supported; supported: 1"),
+        ({"conv_kernel_size": 3, "conv_act": "mish"}, "conv_act must be one of gelu, .*, not 'mish'"),
         ({"embedding_size": 16}, "embedding_size 16 is not supported; supported: 32"),
         ({"relative_attention": False}, "relative_attention must be true"),
         ({"pos_att_type": "p2p|c2p"}, "pos_att_type 'p2p|c2p' is not supported"),

@@ -17,6 +17,7 @@ from torch import Tensor
 from hortus.rose.attention import Bias
 from hortus.rose.attention.disentangled import DisentangledBias, buckets
 from hortus.rose.models import Weights
+from hortus.rose.models.convolution import Convolution
 from hortus.rose.models.encoder import family
 from hortus.rose.models.encoder_spec import EncoderSpec, Names
 from hortus.rose.models.reading import Config, read_encoder
@@ -88,7 +89,7 @@ def spec_from_config(config: dict[str, Any]) -> EncoderSpec:
     hidden = read.whole("hidden_size")
     read.only(
         {
-            "conv_kernel_size": 0,
+            "conv_groups": 1,
             "embedding_size": hidden,
             "pooler_hidden_size": hidden,
             "attention_head_size": hidden // max(1, read.whole("num_attention_heads")),
@@ -122,7 +123,19 @@ def spec_from_config(config: dict[str, Any]) -> EncoderSpec:
             count=max(count, 0),
             furthest=furthest if furthest > 0 else spec.positions,
         ),
+        convolution=_convolution(read),
     )
+
+
+def _convolution(read: Config) -> Convolution | None:
+    """deberta-v2-xlarge and -xxlarge have one."""
+    width = read.whole("conv_kernel_size", 0, least=0)
+    if width == 0:
+        return None
+    if width % 2 == 0:
+        raise read.wrong(f"conv_kernel_size {width} is not supported; supported: odd numbers")
+    tanh = read.get("conv_act", "tanh") == "tanh"
+    return Convolution(width=width, activation="tanh" if tanh else read.activation("conv_act"))
 
 
 FAMILY = family(

@@ -4,8 +4,8 @@
     norm after (BERT's):    x = norm(x + attention(x));  x = norm(x + mlp(x))
     norm before (prenorm):  x = x + attention(norm(x));  x = x + mlp(norm(x));  a final norm
 
-Positions are a learned table, rotary (each kind of layer its own), a bias on scores (a Scores), or several of these. Does
-not know files, devices or batches.
+Another sum may come after the first block (convolution.py). Positions are a learned table, rotary (each kind of layer its own),
+a bias on scores (a Scores), or several of these. Does not know files, devices or batches.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from hortus.rose.attention.relative import DistanceBias
 from hortus.rose.kernels.few import FEW_TOKENS, Few, LayerWeights
 from hortus.rose.kernels.linear import ACTIVATIONS, Linear
 from hortus.rose.models import Classifier, Family, Kit, Step, Weights
+from hortus.rose.models.convolution import Neighbours, as_matrix
 from hortus.rose.models.encoder_spec import ALL, EncoderSpec, shapes
 from hortus.rose.models.rotary import rotary_tables
 from hortus.rose.network import Inputs
@@ -87,6 +88,7 @@ class Encoder:
         attention = _attentions(spec, kit, windowed, biases)
         self._attention = list(dict.fromkeys(attention))
         blocks = [_block(spec, weights, n) for n in range(spec.layers)]
+        self._neighbours = _neighbours(spec, weights, kit)
         self._few = _few(spec, kit, blocks, biases)
         self._layers = [
             Layer(
@@ -117,8 +119,11 @@ class Encoder:
                 return few
         angles = {windowed: rotary.at(inputs.positions) for windowed, rotary in self._rotary.items()}
         block = self._norm_before if self._spec.prenorm else self._norm_after
-        for layer in self._layers:
+        embedded = x
+        for n, layer in enumerate(self._layers):
             x = block(layer, x, angles.get(layer.windowed))
+            if n == 0 and self._neighbours is not None:
+                x = self._neighbours(embedded, x, inputs.positions)
         return x if self._final_norm is None else self._normed(x, self._final_norm)
 
     def _embedded(self, inputs: Inputs) -> Tensor:
@@ -218,11 +223,24 @@ def _mlp(spec: EncoderSpec, kit: Kit, block: Block) -> Callable[[Tensor], Tensor
     return run
 
 
+def _neighbours(spec: EncoderSpec, weights: Weights, kit: Kit) -> Neighbours | None:
+    if (c := spec.convolution) is None:
+        return None
+    weight, bias = _taken(weights, c.name)
+    return Neighbours(
+        width=c.width,
+        product=kit.linear(as_matrix(weight), bias, c.activation),
+        norm=_whole(_taken(weights, c.norm)),
+        eps=spec.eps,
+        ops=kit.ops,
+    )
+
+
 def _few(spec: EncoderSpec, kit: Kit, blocks: list[Block], biases: list[Bias]) -> Few | None:
     """All blocks at once, where a device has that and they are BERT's: see kernels/few.py."""
     names, bias = spec.names, biases[0] if biases else None
     like_bert = len(names.attention_norm) == 1 and not (names.qk_norm or spec.prenorm or spec.rope or spec.windowed)
-    if kit.few is None or not like_bert or spec.gated is not None or spec.biased != ALL:
+    if kit.few is None or not like_bert or spec.convolution or spec.gated is not None or spec.biased != ALL:
         return None
     if bias is not None and not isinstance(bias, DistanceBias):
         return None

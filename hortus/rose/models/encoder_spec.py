@@ -10,6 +10,7 @@ from typing import Protocol
 
 from hortus.rose.attention import Bias, Heads
 from hortus.rose.models import Step, Vocabulary, Weights
+from hortus.rose.models.convolution import Convolution
 from hortus.rose.models.rotary import Rope
 
 
@@ -89,6 +90,7 @@ class EncoderSpec:
     rope: tuple[Rope, ...] = ()
     """Of layers that see all and of windowed ones; (): none turns."""
     scores: Scores | None = None
+    convolution: Convolution | None = None
     window: int | None = None
     """Tokens to each side that a windowed layer sees."""
     windowed: tuple[bool, ...] = ()
@@ -135,4 +137,6 @@ def shapes(spec: EncoderSpec) -> dict[str, tuple[int, ...]]:
             add("up", at + name, (inner if spec.gated is None else 2 * inner) // len(names.up), h)
         add("down", at + names.down, h, inner)
         add("norm", at + names.mlp_norm, h)
+    if spec.convolution is not None:
+        found |= spec.convolution.shapes(h)
     return found | (spec.scores.shapes(spec) if spec.scores else {})

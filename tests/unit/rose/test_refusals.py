@@ -28,7 +28,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "bert": (SIZES, {"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key'"),
     "bidirectional_pplx_qwen3": (SIZES, {"mlp_bias": True}, "mlp_bias"),
     "camembert": (SIZES, {"is_decoder": True}, "is_decoder True"),
-    "deberta-v2": (DEBERTA, {"conv_kernel_size": 3}, "conv_kernel_size 3"),
+    "deberta-v2": (DEBERTA, {"conv_groups": 2}, "conv_groups 2"),
     "distilbert": (DISTIL, {"activation": "tanh"}, "activation"),
     "gemma": (SIZES, {"final_logit_softcapping": 30.0}, r"final_logit_softcapping 30\.0"),
     "gemma3_text": (SIZES, {"attn_logit_softcapping": 50.0}, r"attn_logit_softcapping 50\.0"),
