@@ -65,6 +65,8 @@ def check(model: str, config: Config) -> str:
         rows["pair"] = " + ".join(map(repr, prompts.pair.pieces))
         if prompts.pair.takes_instruction():
             rows["instruction"] = repr(prompts.pair.instruction)
+    if folder.adapters:
+        rows["adapters"] = ", ".join(folder.adapters) + " (with the prompt of that name)"
     if folder.late is not None and info.kind == "tokens":
         rows["reading"] = _reading(folder)
     return "\n".join(f"  {key:<12}{value}" for key, value in rows.items()) + "\n"

@@ -64,6 +64,8 @@ class ModelFolder:
     """What its files make of it: a kind of ModelInfo."""
     activation: str | None = None
     """What a CrossEncoder's files say its scores are of the logit, such as Sigmoid or Identity; None: they do not say."""
+    adapters: tuple[str, ...] = ()
+    """Tasks that the model has an adapter of its own for (jina-embeddings-v3). A token of type n is read with number n - 1."""
     late: late.Late | None = None
     """How a late-interaction model reads its texts; None for others."""
 
@@ -115,6 +117,9 @@ _DESCRIBED = ("Pooling", "SpladePooling", "Dense", "Normalize", "LogitScore", "M
 
 _OTHERS = ("st_quantize.FlexibleQuantizer", "pylate.models.Dense.Dense")
 """Types of modules that are not sentence-transformers' and known all the same."""
+
+_JINA = "custom_st.Transformer"
+"""That of jina-embeddings-v3, which chooses an adapter: served where config.json lists adapters, as is a Transformer."""
 
 SORTS = ("SentenceTransformer", "CrossEncoder", "SparseEncoder", "MultiVectorEncoder", "ColBERT")
 """Models of sentence-transformers (the last: PyLate's) that can be served."""
@@ -189,6 +194,8 @@ def _describe(path: Path, name: str, max_length: int | None) -> ModelFolder:
             f"{path / 'config_sentence_transformers.json'}: default_prompt_name {default!r:.80} is not one of the prompts "
             f"({', '.join(map(repr, prompts)) or 'there are none'})"
         )
+    adapters, instructions = adapters_of(config)
+    prompts = instructions | prompts
     # Without modules.json sentence-transformers makes its own modules and does not read this file.
     settings = transformer_settings(transformer) if modules else {}
     kind = kind_of(config, modules, sort)
@@ -228,8 +235,24 @@ def _describe(path: Path, name: str, max_length: int | None) -> ModelFolder:
         max_tokens=max_length or limit,
         kind=kind,
         activation=activation_of(config, described) if kind == "classify" else None,
+        adapters=adapters,
         late=reads,
     )
+
+
+def adapters_of(config: dict[str, Any]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """(tasks that config.json has adapters for, what goes before each's texts). StartError.
+
+    As XLMRobertaLoRA of jinaai/xlm-roberta-flash-implementation reads them.
+    """
+    tasks, texts = config.get("lora_adaptations") or [], config.get("task_instructions") or {}
+    if not isinstance(tasks, list) or not all(isinstance(t, str) and t for t in tasks) or len({*tasks}) < len(tasks):
+        raise StartError(f"config.json: lora_adaptations must be a list of different names, not {tasks!r:.80}")
+    if tasks and config.get("model_type") != "xlm-roberta":
+        raise StartError(f"config.json: lora_adaptations of a {config.get('model_type')!r:.80} are not supported")
+    if not isinstance(texts, dict) or not all(isinstance(texts.get(t, ""), str) for t in tasks):
+        raise StartError(f"config.json: task_instructions must map names to texts, not {texts!r:.80}")
+    return tuple(tasks), {t: texts.get(t, "") for t in tasks}
 
 
 def activation_of(config: dict[str, Any], described: dict[str, Any]) -> str | None:
@@ -287,7 +310,8 @@ def read_modules(path: Path) -> tuple[Module, ...]:
     for at, entry in enumerate(listed):
         origin, _, kind = entry["type"].rpartition(".")
         what = f"{file}: module {at} ({entry.get('name', at)}) of type {entry['type']}"
-        if origin.split(".")[0] != "sentence_transformers" and entry["type"] not in _OTHERS:
+        others = (*_OTHERS, _JINA) if adapters_of(read_json(path / "config.json"))[0] else _OTHERS
+        if origin.split(".")[0] != "sentence_transformers" and entry["type"] not in others:
             raise StartError(f"{what} is the model's own code, which is never run; supported: {', '.join(KINDS)}")
         if kind not in KINDS:
             raise StartError(f"{what} is not supported; supported: {', '.join(KINDS)}")

@@ -288,13 +288,15 @@ async def _on_cluster(
 def _identity(job: Job, folder: ModelFolder) -> dict[str, Any]:
     """What the run is. Reads all of the model's files."""
     ivy = job.settings.ivy
-    own = templates.Prompts(folder.prompts, folder.default_prompt_name)
+    own = templates.Prompts(folder.prompts, folder.default_prompt_name, adapters=folder.adapters)
     prompts = own if ivy.templates is None else templates.read(ivy.templates, own)
     model = {
         "name": folder.name,
         "sha256": manifest.fingerprint(folder.path),
         "prompt": prompts.choose(job.wish.prompt_name),
     }
+    if adapter := prompts.adapter(job.wish.prompt_name):  # several have the same text
+        model["adapter"] = folder.adapters[adapter - 1]
     return manifest.identity(model, options_of(job.settings), job.files)
 
 

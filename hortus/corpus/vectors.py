@@ -142,6 +142,7 @@ class Local:
             )
         embedder.quantizer.check(wish.precision, self._dimensions)
         self._prompt = embedder.prompts.choose(wish.prompt_name)
+        self._adapter = 0 if wish.contextual else embedder.prompts.adapter(wish.prompt_name)
         self._truncate = embedder.truncate(wish.truncate)
         self._steps = asyncio.Semaphore(OUTSTANDING_STEPS)
         self._cut_at = 0
@@ -278,7 +279,7 @@ class Local:
     ) -> None:
         """One step; one that fails is halved until what is at fault stands alone."""
         try:
-            result = await self._encoder.encode(take(batch, which))
+            result = await self._encoder.encode(assemble.of_type(take(batch, which), self._adapter))
         except EngineError as e:
             if len(which) > 1:
                 half = len(which) // 2

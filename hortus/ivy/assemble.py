@@ -99,6 +99,14 @@ def documents(chunks: Sequence[Sequence[Ids]], before: Ids, separator: Ids, afte
     return TokenBatch(batch.ids, batch.cu_seqlens, None, np.array(spans, np.int32).reshape(-1, 2), counts)
 
 
+def of_type(batch: TokenBatch, number: int) -> TokenBatch:
+    """The same sequences, all tokens of one type; 0: as they are."""
+    if number == 0:
+        return batch
+    types = np.full(batch.total_tokens, number, np.uint8)
+    return TokenBatch(batch.ids, batch.cu_seqlens, types, batch.spans, batch.span_counts)
+
+
 def every_token(batch: TokenBatch) -> TokenBatch:
     """The same sequences with a row for each token, special ones included."""
     at = np.arange(batch.total_tokens, dtype=np.int32)

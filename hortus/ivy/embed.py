@@ -122,7 +122,7 @@ class Embedder:
                 pair is not None and folder.default_prompt_name is not None
             ):  # a CrossEncoder's prompt is its instruction
                 pair = dataclasses.replace(pair, instruction=folder.prompts[folder.default_prompt_name])
-        prompts = templates.Prompts(folder.prompts, folder.default_prompt_name, pair)
+        prompts = templates.Prompts(folder.prompts, folder.default_prompt_name, pair, folder.adapters)
         if self._config.templates is not None:
             prompts = templates.read(self._config.templates, prompts)
         architecture = str((folder.config.get("architectures") or [""])[0])
@@ -176,6 +176,7 @@ class Embedder:
         else:
             texts = [prompt + t for t in inputs] if prompt else inputs
             batch = await self.tokenizer.batch(texts, truncate=truncate, field=field)
+        batch = assemble.of_type(batch, self.prompts.adapter(prompt_name, ids=ids))
         return self._tokens(batch, begin, field)
 
     async def pairs(

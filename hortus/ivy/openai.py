@@ -38,6 +38,8 @@ class EmbeddingsRequest(Asked):
     """Cut inputs that are too long instead of refusing them. Default: --auto-truncate."""
     prompt_name: str | None = None
     """One of the model's prompts; "" for none; default: the model's default prompt."""
+    task: str | None = None
+    """As Jina's API spells `prompt_name`: retrieval.query, retrieval.passage, text-matching, ..., where the model has it."""
     input_type: str | None = None
     """query or document (also as search_query, search_document, classification, clustering): the model's prompt for it."""
     truncate_prompt_tokens: int | None = None
@@ -50,8 +52,17 @@ _read = reader(EmbeddingsRequest)
 SIDES = ("left", "right")
 
 
-def prompt_of(embedder: Embedder, prompt_name: str | None, input_type: str | None) -> str | None:
-    """The prompt's name from the two fields that can say it; InvalidInput when both do."""
+def prompt_of(
+    embedder: Embedder, prompt_name: str | None, input_type: str | None, task: str | None = None
+) -> str | None:
+    """The prompt's name from the fields that can say it; InvalidInput when more than one does."""
+    if task is not None:
+        if prompt_name is not None or input_type is not None:
+            raise InvalidInput("give one of `task`, `prompt_name` and `input_type`", param="task")
+        if task not in embedder.prompts.texts:
+            known = ", ".join(sorted(embedder.prompts.texts)) or "none"
+            raise InvalidInput(f"unknown `task` {task!r:.80}; this model's: {known}", param="task")
+        return task
     if input_type is None:
         return prompt_name
     if prompt_name is not None:
@@ -136,7 +147,7 @@ class OpenAI:
         tokens = await embedder.inputs(
             inputs,
             truncate=truncation(embedder, asked.truncate, asked.truncate_prompt_tokens, asked.truncation_side),
-            prompt_name=prompt_of(embedder, asked.prompt_name, asked.input_type),
+            prompt_name=prompt_of(embedder, asked.prompt_name, asked.input_type, asked.task),
             flat=flat,
         )
         write = writer(embedder, encoding, dimensions)

@@ -16,12 +16,12 @@ from typing import Any
 from hortus.errors import InvalidInput, StartError
 
 INPUT_TYPES: dict[str, tuple[str, ...]] = {
-    "search_query": ("search_query", "query"),
-    "query": ("query", "search_query"),
-    "search_document": ("search_document", "document", "passage"),
-    "document": ("document", "search_document", "passage"),
+    "search_query": ("search_query", "query", "retrieval.query"),
+    "query": ("query", "search_query", "retrieval.query"),
+    "search_document": ("search_document", "document", "passage", "retrieval.passage"),
+    "document": ("document", "search_document", "passage", "retrieval.passage"),
     "classification": ("classification",),
-    "clustering": ("clustering",),
+    "clustering": ("clustering", "separation"),
 }
 """`input_type`, as Cohere and Voyage spell it, to the names that models give their prompts: the first that there is."""
 
@@ -91,6 +91,8 @@ class Prompts:
     default: str | None = None
     pair: Pair | None = None
     """For rerankers that read words around a pair; None: the tokenizer frames pairs."""
+    adapters: tuple[str, ...] = ()
+    """ModelFolder's: names that bring an adapter besides their text."""
 
     def choose(self, name: str | None, *, ids: bool = False) -> str:
         """The text to put before each input; "" for none.
@@ -112,6 +114,12 @@ class Prompts:
         if name is None and self.default is not None and not ids:
             return self.texts.get(self.default) or ""
         return ""
+
+    def adapter(self, name: str | None, *, ids: bool = False) -> int:
+        """The token type of a text before which `choose` puts its text; 0: no adapter."""
+        if name is None and not ids:
+            name = self.default
+        return self.adapters.index(name) + 1 if name in self.adapters else 0
 
     def named(self, input_type: str | None) -> str | None:
         """The prompt name for an `input_type`; None, the default, where the model has none for it: every Cohere request
@@ -143,7 +151,7 @@ def read(file: str, own: Prompts) -> Prompts:
     default = told.get("default", own.default)
     if default is not None and default not in texts:
         raise StartError(f"--templates {file}: default {default!r} is not one of the prompts ({', '.join(texts)})")
-    return Prompts(texts, default, _read_pair(file, told, own.pair))
+    return Prompts(texts, default, _read_pair(file, told, own.pair), own.adapters)
 
 
 def _read_pair(file: str, told: dict[str, Any], own: Pair | None) -> Pair | None:

@@ -41,6 +41,8 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 CONFIGS = {
     "bert": {"model_type": "bert"},
     "xlm-roberta": {"model_type": "xlm-roberta", "type_vocab_size": 1},
+    "jina v3": {"model_type": "xlm-roberta", "position_embedding_type": "rotary", "type_vocab_size": 1}
+    | {"lora_adaptations": ["a", "b", "c"]},
     "mpnet": {"model_type": "mpnet"},
     "jina": ALIBI,
     "jina, code": ALIBI | {"_name_or_path": "jinaai/jina-bert-v2-qk-post-norm"},
@@ -68,6 +70,12 @@ def weights(config: dict, device: str = DEVICE) -> dict[str, torch.Tensor]:
     return made
 
 
+def types_of(config: dict, tokens: int) -> np.ndarray:
+    """[tokens] int32: all the types that the model tells apart, in turn."""
+    adapters = config.get("lora_adaptations")
+    return np.arange(tokens, dtype=np.int32) % (1 + len(adapters) if adapters else 2)
+
+
 @pytest.mark.parametrize("case", CONFIGS)
 def test_every_position_of_a_gpu_run_has_a_row(case: str) -> None:
     """An index beyond a table ends the process' CUDA context, and with it all tests that follow: so no GPU is needed to see it.
@@ -78,7 +86,9 @@ def test_every_position_of_a_gpu_run_has_a_row(case: str) -> None:
     assert find(config["model_type"]).spec_from_config(config).positions >= max(GPU_LENGTHS)
 
 
-@pytest.mark.parametrize(("case", "typed"), [*((case, False) for case in CONFIGS), ("bert", True), ("nomic", True)])
+@pytest.mark.parametrize(
+    ("case", "typed"), [*((case, False) for case in CONFIGS), ("bert", True), ("nomic", True), ("jina v3", True)]
+)
 def test_fused_operations_are_the_plain_ones(case: str, typed: bool) -> None:
     config = SIZES | CONFIGS[case]
     family = find(config["model_type"])
@@ -92,7 +102,7 @@ def test_fused_operations_are_the_plain_ones(case: str, typed: bool) -> None:
         inputs = Inputs(
             ids=torch.from_numpy(ids).to(DEVICE),
             positions=torch.from_numpy(positions).to(DEVICE),
-            token_types=torch.zeros(int(cu[-1]), dtype=torch.int32, device=DEVICE) if typed else None,
+            token_types=torch.from_numpy(types_of(config, int(cu[-1]))).to(DEVICE) if typed else None,
             cu_seqlens=torch.from_numpy(cu).to(DEVICE),
         )
         trunk.plan(cu, inputs.cu_seqlens, int(lengths.max()))
@@ -115,6 +125,8 @@ def test_engines_agree(case: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for lengths in ([1], [40, 3], [41, 2], [42, 1], [64] * 9, [500, 17, 90]):
         batch = TokenBatch.of([rng.integers(0, 90, n).tolist() for n in lengths])
+        if "lora_adaptations" in config:
+            batch = TokenBatch(batch.ids, batch.cu_seqlens, types_of(config, sum(lengths)).astype(np.uint8))
         want, got = cpu.step(batch).result(), gpu.step(batch).result()
         cosines = (want * got).sum(1) / np.linalg.norm(want, axis=1) / np.linalg.norm(got, axis=1)
         assert cosines.min() > 0.998, (case, lengths, cosines)

@@ -77,6 +77,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "DebertaV2",
         DEBERTA | {"conv_kernel_size": 5, "share_att_key": False, "layer_norm_eps": 1e-3},
     ),
+    "jina v3": ("JinaEmbeddingsV3", SIZES | {"max_position_embeddings": 300}),
+    "jina v3, yarn": ("JinaEmbeddingsV3", SIZES | {"max_position_embeddings": 300, "rope_parameters": YARN}),
     "modernbert, all layers see all": ("ModernBert", MODERN | {"global_attn_every_n_layers": 1}),
     "modernbert, stretched": (
         "ModernBert",

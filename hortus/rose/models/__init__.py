@@ -42,6 +42,7 @@ _FILES = {
     "gemma": "gemma",
     "gemma3_text": "gemma",
     "gte": "rotary_bert",
+    "jina_embeddings_v3": "bert",
     "llama": "llama",
     "mistral": "llama",
     "modernbert": "modernbert",

@@ -24,6 +24,7 @@ from hortus.rose.attention.relative import DistanceBias
 from hortus.rose.kernels.few import FEW_TOKENS, Few, LayerWeights
 from hortus.rose.kernels.linear import ACTIVATIONS, Linear
 from hortus.rose.models import Classifier, Family, Kit, Step, Weights
+from hortus.rose.models.adapters import Adapted
 from hortus.rose.models.convolution import Neighbours, as_matrix
 from hortus.rose.models.encoder_spec import ALL, EncoderSpec, shapes
 from hortus.rose.models.rotary import rotary_tables
@@ -66,6 +67,7 @@ class Encoder:
 
     def __init__(self, spec: EncoderSpec, weights: Weights, kit: Kit) -> None:
         self._spec, self._ops, names = spec, kit.ops, spec.names
+        self._adapted = None if spec.adapters is None else Adapted(spec.adapters, weights)
         self._word = weights.pop(names.word + ".weight")
         self._position = None
         if spec.first_position is not None:
@@ -90,18 +92,21 @@ class Encoder:
         blocks = [_block(spec, weights, n) for n in range(spec.layers)]
         self._neighbours = _neighbours(spec, weights, kit)
         self._few = _few(spec, kit, blocks, biases)
-        self._layers = [
-            Layer(
-                qkv=_qkv(spec, kit, block, self._rotary.get(windowed[n])),
-                windowed=windowed[n],
-                attention=attention[n],
-                out=kit.linear(*block.out),
-                attention_norm=block.attention_norm,
-                mlp=_mlp(spec, kit, block),
-                mlp_norm=block.mlp_norm,
+        wide = _as_it_is if self._adapted is None else self._adapted.wide
+        self._layers = []
+        for n, block in enumerate(blocks):
+            at = f"{names.layer}{n}."
+            self._layers.append(
+                Layer(
+                    qkv=wide(_qkv(spec, kit, block, self._rotary.get(windowed[n])), at + names.qkv[0]),
+                    windowed=windowed[n],
+                    attention=attention[n],
+                    out=wide(kit.linear(*block.out), at + names.out),
+                    attention_norm=block.attention_norm,
+                    mlp=_mlp(spec, kit, block, wide, at),
+                    mlp_norm=block.mlp_norm,
+                )
             )
-            for n, block in enumerate(blocks)
-        ]
         self._cu_seqlens_cpu: Int32 | None = None
 
     def plan(self, cu_seqlens_cpu: Int32, cu_seqlens: Tensor, max_seqlen: int) -> None:
@@ -111,6 +116,8 @@ class Encoder:
 
     def forward(self, inputs: Inputs) -> Tensor:
         """[T, hidden] after the last block, and the final norm where there is one."""
+        if self._adapted is not None:
+            self._adapted.begin(inputs.token_types)
         x = self._embedded(inputs)
         if self._few is not None and self._cu_seqlens_cpu is not None and len(x) <= FEW_TOKENS:
             few = self._few(x, self._cu_seqlens_cpu)
@@ -127,6 +134,8 @@ class Encoder:
         return x if self._final_norm is None else self._normed(x, self._final_norm)
 
     def _embedded(self, inputs: Inputs) -> Tensor:
+        if self._adapted is not None:
+            return self._normed(self._adapted.embedded(self._word, inputs.ids, inputs.token_types), self._norm)
         position, segment, types = self._position, self._segment, inputs.token_types
         if types is None and self._position_first_segment is not None:
             position, segment = self._position_first_segment, None
@@ -209,10 +218,17 @@ def _qkv(spec: EncoderSpec, kit: Kit, block: Block, rotary: Any) -> Callable[[Te
     return normed
 
 
-def _mlp(spec: EncoderSpec, kit: Kit, block: Block) -> Callable[[Tensor], Tensor]:
-    down = kit.linear(*block.down)
+def _as_it_is(run: Callable[..., Tensor], name: str) -> Callable[..., Tensor]:
+    return run
+
+
+def _mlp(
+    spec: EncoderSpec, kit: Kit, block: Block, wide: Callable[..., Callable[..., Tensor]], at: str
+) -> Callable[[Tensor], Tensor]:
+    """wide: as Adapted.wide. at: the block's names begin so."""
+    down = wide(kit.linear(*block.down), at + spec.names.down)
     if spec.gated is None:
-        activated = kit.linear(*block.up, spec.activation)
+        activated = wide(kit.linear(*block.up, spec.activation), at + spec.names.up[0])
         return lambda x: down(activated(x))
     both, act, gated = kit.linear(*block.up), ACTIVATIONS[spec.activation], spec.gated
 

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from hortus.rose.attention import Bias, Heads
 from hortus.rose.models import Step, Vocabulary, Weights
+from hortus.rose.models.adapters import Adapters
 from hortus.rose.models.convolution import Convolution
 from hortus.rose.models.rotary import Rope
 
@@ -91,6 +92,8 @@ class EncoderSpec:
     """Of layers that see all and of windowed ones; (): none turns."""
     scores: Scores | None = None
     convolution: Convolution | None = None
+    adapters: Adapters | None = None
+    """Then there is one segment, and a token's type says its adapter."""
     window: int | None = None
     """Tokens to each side that a windowed layer sees."""
     windowed: tuple[bool, ...] = ()
@@ -139,4 +142,6 @@ def shapes(spec: EncoderSpec) -> dict[str, tuple[int, ...]]:
         add("norm", at + names.mlp_norm, h)
     if spec.convolution is not None:
         found |= spec.convolution.shapes(h)
+    if spec.adapters is not None:
+        found |= spec.adapters.shapes(found)
     return found | (spec.scores.shapes(spec) if spec.scores else {})

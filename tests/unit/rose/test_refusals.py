@@ -33,6 +33,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "gemma": (SIZES, {"final_logit_softcapping": 30.0}, r"final_logit_softcapping 30\.0"),
     "gemma3_text": (SIZES, {"attn_logit_softcapping": 50.0}, r"attn_logit_softcapping 50\.0"),
     "gte": (SIZES, {"pack_qkv": False}, "pack_qkv False"),
+    "jina_embeddings_v3": (SIZES, {"is_decoder": True}, "is_decoder True"),
     "llama": (SIZES, {"rope_scaling": {"rope_type": "longrope", "factor": 8.0}}, "rope type 'longrope'"),
     "mistral": (SIZES, {"sliding_window": 8, "is_causal": False}, "sliding_window without causal attention"),
     "modernbert": (SIZES, {"classifier_pooling": "max"}, "classifier_pooling 'max'"),
