@@ -13,7 +13,10 @@ from hortus.folder import ModelFolder, readable
 from hortus.metrics import Metrics
 from hortus.types import Result, TokenBatch
 
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 2}
+"""A parameter's, while a model is loaded: for fp8 it is read as bfloat16, and the layers' matrices are halved one by one."""
+
+_FORMAT = {"fp8": "bfloat16 (the layers' matrices, once loaded, half of theirs in fp8)"}
 
 
 class _NoEncoder:
@@ -55,7 +58,7 @@ def check(model: str, config: Config) -> str:
         "served as": f"{info.name} ({info.family})",
         "kind": f"{info.kind}: {info.in_words()}",
         "weights": f"{info.parameters / 1e6:.1f} M parameters, "
-        f"{info.parameters * _BYTES[info.dtype] / 2**20:,.0f} MiB in {info.dtype} on {info.device}",
+        f"{info.parameters * _BYTES[info.dtype] / 2**20:,.0f} MiB in {_FORMAT.get(info.dtype, info.dtype)} on {info.device}",
         "limits": f"{info.max_tokens} tokens an input",
         "prompts": ", ".join(f"{k} {v!r}" for k, v in prompts.texts.items()) or "none",
     }

@@ -1,7 +1,7 @@
 """`hortus bench`: measure Hortus and any other server side by side, print a table, append JSON lines; draw reports.
 
 Suites of suites.py run over targets (targets.py). The rest are programs of their own with flags of their own: parts of
-Hortus by themselves (cpu, http, grpc, beside, engine, kernels), and what is made of results (report, readme). All are
+Hortus by themselves (cpu, http, grpc, beside, engine, fp8, kernels), and what is made of results (report, readme). All are
 imported when chosen: most need torch or the peer they compare with.
 """
 
@@ -55,6 +55,7 @@ PROGRAMS = {
     "corpus": ("hortus.bench.corpus", "`hortus embed` against the engine alone; two Ray actors against one"),
     "watch": ("hortus.bench.watch", "what an open Watch view of the page costs, fake engine"),
     "engine": ("hortus.bench.engine", "GPU: checks, then step times of the pplx-embed shapes"),
+    "fp8": ("hortus.bench.fp8", "what --dtype fp8 costs in the quality of rankings, by its twin on the CPU"),
     "kernels": ("hortus.bench.kernels", "GPU: each fused kernel and attention backend; the source of the choice table"),
     "report": ("hortus.bench.report", "plots and a page from result files"),
     "readme": ("hortus.bench.report", "README's table from bench/results (--check: only compare)"),

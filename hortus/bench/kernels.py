@@ -72,7 +72,7 @@ def kernel_cases(
     tokens: int, hidden: int, intermediate: int, heads: Heads
 ) -> list[tuple[str, float, Callable[[], Any]]]:
     """(name, bytes that must move, call) of every fused kernel at one size, bf16."""
-    from hortus.rose.kernels import dense, fused
+    from hortus.rose.kernels import dense, fused, quantise
     from hortus.rose.kernels.heads import norm_turn_
 
     def random(*shape: int) -> torch.Tensor:
@@ -91,7 +91,16 @@ def kernel_cases(
     many = torch.arange(0, tokens + 1, length, device="cuda", dtype=torch.int32)
     one = torch.tensor([0, tokens], device="cuda", dtype=torch.int32)
     roped = tokens * (heads.heads + heads.kv_heads) * heads.head_dim * 2
+    eight: list[tuple[str, float, Callable[[], Any]]] = []
+    if torch.cuda.get_device_capability() >= (9, 0):
+        eight = [
+            ("fp8 rows", 3 * row // 2, lambda: quantise.rows(x)),
+            ("fp8 add_rms_norm_", 7 * row // 2, lambda: quantise.add_rms_norm_(x, residual, weight, 1e-6)),
+            ("fp8 silu_pairs", 5 * tokens * intermediate, lambda: quantise.silu_pairs(gate_up)),
+            ("fp8 gelu", 3 * tokens * intermediate, lambda: quantise.activated(wide, "gelu")),
+        ]
     return [
+        *eight,
         ("embed", 2 * row, lambda: fused.embed(ids, word)),
         (
             "embed_layer_norm",

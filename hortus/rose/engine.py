@@ -50,7 +50,7 @@ def open_engine(folder: ModelFolder, config: RoseConfig, metrics: Metrics | None
     network.unseen = unseen
     network.longest_matters = any(getattr(a, "longest_matters", False) for a in attention)
     network.capturable = _capturable(attention, config)
-    info = _info(folder, spec, network, dtype, device, attention)
+    info = _info(folder, spec, network, _in_words(config.dtype, dtype), device, attention)
     engine = _engine(network, info, config, metrics, device)
     prove(engine)
     return engine
@@ -67,13 +67,15 @@ def check_engine(folder: ModelFolder, config: RoseConfig) -> ModelInfo:
         folder, family, spec, kit, device=meta, dtype=dtype, load_format=config.load_format, kind=config.kind
     )
     _capturable(attention, config)
-    return _info(folder, spec, network, dtype, device, attention)
+    return _info(folder, spec, network, _in_words(config.dtype, dtype), device, attention)
 
 
 def _chosen(folder: ModelFolder, config: RoseConfig) -> tuple[torch.device, torch.dtype, Family, Spec]:
     """What the flags and config.json come to; StartError where they do not go together."""
     device = pick_device(config.device)
     dtype = pick_dtype(config.dtype, device)
+    if config.dtype == "fp8" and (why := refused_fp8(device)) is not None:
+        raise StartError(f"--dtype fp8 needs a GPU of capability 9.0 (Hopper) or later: {why}")
     family, spec = read_spec(folder.config)
     for name, why in family.refused_dtypes:
         if dtype == _DTYPES[name]:
@@ -99,7 +101,7 @@ def _info(
     folder: ModelFolder,
     spec: Spec,
     network: EmbeddingNetwork,
-    dtype: torch.dtype,
+    dtype: str,
     device: torch.device,
     attention: list[Attention],
 ) -> ModelInfo:
@@ -114,7 +116,7 @@ def _info(
         kind=network.head.kind,
         labels=network.head.labels,
         pooling=network.head.pooling,
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=dtype,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         attention=_described(attention, device),
         parameters=network.parameters,
@@ -138,10 +140,25 @@ def pick_device(wanted: str) -> torch.device:
 
 
 def pick_dtype(wanted: str, device: torch.device) -> torch.dtype:
-    """--dtype -> a dtype; auto: float32 on the CPU, bfloat16 on a GPU."""
+    """--dtype -> a dtype; auto: float32 on the CPU, bfloat16 on a GPU. fp8: that of all but the layers' products."""
     if wanted == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return _DTYPES[wanted]
+    return torch.bfloat16 if wanted == "fp8" else _DTYPES[wanted]
+
+
+def refused_fp8(device: torch.device) -> str | None:
+    """Why --dtype fp8 cannot run there, and what can; None: it can."""
+    if device.type == "cpu":
+        return "this is the CPU; use --dtype float32"
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) < (9, 0):
+        return f"{torch.cuda.get_device_name(device)} has {major}.{minor}; use --dtype bfloat16"
+    return None
+
+
+def _in_words(wanted: str, dtype: torch.dtype) -> str:
+    """ModelInfo.dtype: replicas and parts of a corpus must not mix two of them."""
+    return wanted if wanted == "fp8" else str(dtype).removeprefix("torch.")
 
 
 def usable_cores() -> int:
@@ -194,6 +211,11 @@ def _kit(
             raise StartError(f"--attention {config.attention} cannot run this model ({WITH_BIAS}); use auto or twin")
         return made[-1] if unseen is None else unseen.around(made[-1], heads, bias)
 
+    if config.dtype == "fp8":
+        from hortus.rose.kernels import fp8
+
+        fp8.prove(device)
+        return Kit(ops=fp8, linear=fp8.linear, attention=open_gpu), made
     return Kit(ops=fused, linear=linear.plain, attention=open_gpu), made
 
 

@@ -109,7 +109,7 @@ def gated(gate: Tensor, up: Tensor, linear: LinearFactory) -> Linear:
 
 
 def add_norm(
-    weight: Tensor, bias: Tensor | None, norm: Tensor, eps: float, linear: LinearFactory
+    weight: Tensor, bias: Tensor | None, norm: Tensor, eps: float, linear: LinearFactory, *, last: bool = False
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """As twin.add_norm."""
     if bias is not None or not _fast(weight):

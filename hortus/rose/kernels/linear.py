@@ -7,7 +7,7 @@ the layer is for.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+Rows = Any
+"""[T, K] in the format that a device's products read: a Tensor, or fp8_twin.Quantised."""
+
+
 class Linear(Protocol):
     """y = activation(x weight^T + bias)."""
 
@@ -31,7 +35,10 @@ class Linear(Protocol):
 
 class LinearFactory(Protocol):
     def __call__(self, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Linear:
-        """weight: [out, in]; bias: [out]; activation: a key of ACTIVATIONS. The weight may be kept as it is."""
+        """weight: [out, in]; bias: [out]; activation: a key of ACTIVATIONS. The weight may be kept as it is.
+
+        What is activated is read by another such product and nothing else, so a device may give it as Rows.
+        """
 
 
 def plain(weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Linear:

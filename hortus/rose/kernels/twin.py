@@ -133,18 +133,22 @@ def gated_silu(gate_up: Tensor) -> Tensor:
 
 
 def gated(gate: Tensor, up: Tensor, linear: LinearFactory) -> Linear:
-    """An object made once from two weights [I, K]: x [T, K] -> silu(x gate^T) * (x up^T), [T, I]."""
+    """An object made once from two weights [I, K]: x [T, K] -> silu(x gate^T) * (x up^T), [T, I].
+
+    A product and nothing else reads what it gives: a device may give it as linear.Rows.
+    """
     product = linear(torch.cat([gate, up]))
     return lambda x: gated_silu(product(x))
 
 
 def add_norm(
-    weight: Tensor, bias: Tensor | None, norm: Tensor, eps: float, linear: LinearFactory
+    weight: Tensor, bias: Tensor | None, norm: Tensor, eps: float, linear: LinearFactory, *, last: bool = False
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """An object made once from a weight [H, K]: (x [T, K], residual [T, H]) -> RMSNorm of the new residual, [T, H].
 
     residual += x weight^T + bias, in place. What ends every block of a pre-norm model is one operation, so that a device
-    may add in the product's own epilogue, or in the norm.
+    may add in the product's own epilogue, or in the norm. Products and nothing else read what it gives, so a device
+    may give that as linear.Rows; not so the last one, which ends the trunk.
     """
     product = linear(weight, bias)
     return lambda x, residual: add_rms_norm_(product(x), residual, norm, eps)

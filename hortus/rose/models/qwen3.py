@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hortus.rose.attention import Heads
-from hortus.rose.kernels.linear import Linear
+from hortus.rose.kernels.linear import Rows
 from hortus.rose.models import Family, Kit, Weights
 from hortus.rose.models.decoder_heads import classifier, language
 from hortus.rose.models.reading import Config
@@ -130,12 +130,12 @@ def shapes(spec: Qwen3Spec) -> dict[str, tuple[int, ...]]:
 class Layer:
     """One block: matrices joined with what follows them, see kernels/twin.py."""
 
-    qkv: Callable[[Tensor, Any], Tensor]
+    qkv: Callable[[Rows, Any], Tensor]
     """(input, the step's angles) -> q, k and v; q and k normed and turned."""
-    o: Callable[[Tensor, Tensor], Tensor]
+    o: Callable[[Tensor, Tensor], Rows]
     """(attention's output, residual) -> the MLP's input, normed; the residual has grown."""
-    gated: Linear
-    down: Callable[[Tensor, Tensor], Tensor]
+    gated: Callable[[Rows], Rows]
+    down: Callable[[Rows, Tensor], Rows]
     """(gated, residual) -> the next block's input, normed; the residual has grown."""
 
 
@@ -160,14 +160,15 @@ class Qwen3:
         """[T, hidden] after the final norm."""
         ops, eps, h = self._ops, self._spec.eps, self._spec.heads
         residual = ops.embed(inputs.ids, self._embed)  # [T, hidden], grows in place
-        x: Tensor = ops.rms_norm(residual, self._first_norm, eps)
+        x: Rows = ops.rms_norm(residual, self._first_norm, eps)
         angles = self._rotary.at(inputs.positions)
         for layer in self._layers:
             qkv = layer.qkv(x, angles)  # [T, (heads + 2 kv_heads) head_dim]
             q, k, v = torch.split(qkv.view(qkv.shape[0], -1, h.head_dim), [h.heads, h.kv_heads, h.kv_heads], 1)
             x = layer.o(self._attention.run(q, k, v).flatten(1), residual)
             x = layer.down(layer.gated(x), residual)
-        return x
+        last: Tensor = x
+        return last
 
 
 def _layer(spec: Qwen3Spec, weights: Weights, kit: Kit, n: int, rotary: Any, next_norm: Tensor) -> Layer:
@@ -201,7 +202,7 @@ def _layer(spec: Qwen3Spec, weights: Weights, kit: Kit, n: int, rotary: Any, nex
             kit.linear,
         ),
         gated=kit.ops.gated(take("mlp.gate_proj"), take("mlp.up_proj"), kit.linear),
-        down=kit.ops.add_norm(take("mlp.down_proj"), None, next_norm, eps, kit.linear),
+        down=kit.ops.add_norm(take("mlp.down_proj"), None, next_norm, eps, kit.linear, last=n == spec.layers - 1),
     )
 
 

@@ -11,12 +11,13 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from hortus.rose.kernels import dense, fused, heads, pooling, rms, skinny  # noqa: E402
+from hortus.rose.kernels import dense, fused, heads, pooling, quantise, rms, skinny  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     triton.knobs.runtime.interpret, reason="TRITON_INTERPRET=1 leaves nothing to compile in this process"
 )
 POINTERS = {"ids": "*i32", "positions": "*i32", "types": "*i32", "cu": "*i32", "cos": "*fp32", "sin": "*fp32"}
+POINTERS |= {"values": "*fp8e4nv", "scale": "*fp32"}
 SCALARS = {"eps": "fp32", "n": "i32", "row_stride": "i32", "tokens": "i32", "rows": "i32"}
 NORM = {"WIDTH": 1024, "BLOCK": 1024}
 FOUR = {**NORM, "ROWS": 4}
@@ -50,6 +51,13 @@ KERNELS = {
     "product in parts": (skinny._product, product(skinny.tile(128, 1024, 3072), 1024, 3072, gated=False), 8),
     "gated product": (skinny._product, product(skinny.tile(64, 3072, 1024, gated=True), 3072, 1024, gated=True), 4),
     "gelu": (fused._gelu, {"BLOCK": 1024}, 4),
+    "fp8 rows": (quantise._rows, {**FOUR, "EARLY": True}, 4),
+    "fp8 add_rms_norm": (quantise._add_rms_norm, {**FOUR, "EARLY": True}, 4),
+    "fp8 add_rms_norm 2560": (quantise._add_rms_norm, {"WIDTH": 2560, "BLOCK": 4096, "ROWS": 1, "EARLY": True}, 16),
+    "fp8 silu_pairs": (quantise._silu_pairs, {"WIDTH": 3072, "BLOCK": 4096, "EARLY": True}, 16),
+    "fp8 silu_pairs 9728": (quantise._silu_pairs, {"WIDTH": 9728, "BLOCK": 16384, "EARLY": True}, 16),
+    "fp8 gelu": (quantise._activated, {"WIDTH": 3072, "BLOCK": 4096, "KIND": 0, "EARLY": True}, 16),
+    "fp8 gelu_tanh": (quantise._activated, {"WIDTH": 3072, "BLOCK": 4096, "KIND": 1, "EARLY": True}, 16),
     "pick": (pooling._pick, {"WIDTH": 1024, "BLOCK": 256, "LAST": True}, 1),
     "reduce mean": (pooling._reduce, {"WIDTH": 1024, "ROWS": 64, "COLS": 64, "PARTS": 1, "MODE": 0}, 4),
     "reduce max": (pooling._reduce, {"WIDTH": 1024, "ROWS": 64, "COLS": 64, "PARTS": 16, "MODE": 3}, 4),

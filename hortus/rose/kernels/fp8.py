@@ -1,0 +1,140 @@
+"""The operations of `--dtype fp8` on the GPU: products in e4m3, everything else as in bfloat16. An `ops` module (see twin.py).
+
+A product's input is quantised by the kernel that makes it (quantise.py), where that is one of ours: the sum and norm that
+end a block, silu(gate) * up, an activation. What comes from elsewhere (attention, embeddings, LayerNorm) is quantised by a
+kernel of its own. It pays from about 1,000 tokens a step on: for fewer, bfloat16 has products of our own (skinny.py), and e4m3
+has not. Does not know models.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hortus.errors import StartError
+from hortus.rose.kernels import fp8_twin, quantise, rms
+from hortus.rose.kernels.dense import paired
+from hortus.rose.kernels.fp8_twin import Quantised
+from hortus.rose.kernels.fused import add_layer_norm, add_rms_norm_, embed, embed_layer_norm, gelu_, pool, rms_norm
+from hortus.rose.kernels.heads import neighbours, norm_turn_
+from hortus.rose.kernels.linear import ACTIVATIONS, Linear, LinearFactory, Rows, plain
+from hortus.rose.kernels.twin import Rotary
+
+__all__ = [
+    "Rotary",
+    "add_layer_norm",
+    "add_norm",
+    "add_rms_norm_",
+    "embed",
+    "embed_layer_norm",
+    "gated",
+    "gelu_",
+    "linear",
+    "pool",
+    "prove",
+    "rms_norm",
+    "turned",
+]
+
+log = logging.getLogger(__name__)
+
+MULTIPLE = 16
+"""Widths and depths that the product takes are multiples of it."""
+
+
+def linear(weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Linear:
+    """A LinearFactory. Keeps the weight in e4m3; one of odd sizes as it is, and its product plain."""
+    width, depth = weight.shape
+    if width % MULTIPLE or depth % MULTIPLE:
+        _tell(width, depth)
+        as_it_is = plain(weight, bias, activation)
+        return lambda x: as_it_is(x.exact().to(weight.dtype) if isinstance(x, Quantised) else x)
+    kept, dtype = fp8_twin.quantise(weight), weight.dtype
+
+    def run(x: Rows) -> Rows:
+        y = _multiplied(x if isinstance(x, Quantised) else quantise.rows(x.contiguous()), kept, bias, dtype)
+        if activation is None:
+            return y
+        return quantise.activated(y, activation) if activation in quantise.ACTIVATED else ACTIVATIONS[activation](y)
+
+    return run
+
+
+def _multiplied(x: Quantised, weight: Quantised, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    if not x.values.is_cuda:  # Triton's interpreter has no product
+        return fp8_twin.multiplied(x, weight, bias, dtype)
+    return torch._scaled_mm(
+        x.values, weight.values.t(), x.scale, weight.scale.t(), bias=bias, out_dtype=dtype, use_fast_accum=True
+    )
+
+
+@functools.cache
+def _tell(width: int, depth: int) -> None:
+    log.info("fp8: matrices of %d x %d stay bfloat16: the product takes multiples of %d", width, depth, MULTIPLE)
+
+
+def gated(gate: Tensor, up: Tensor, linear: LinearFactory) -> Callable[[Rows], Rows]:
+    """As twin.gated; what it gives is quantised."""
+    whole = linear(paired(gate, up))
+    return lambda x: quantise.silu_pairs(whole(x))
+
+
+def add_norm(
+    weight: Tensor, bias: Tensor | None, norm: Tensor, eps: float, linear: LinearFactory, *, last: bool = False
+) -> Callable[[Rows, Tensor], Rows]:
+    """As twin.add_norm; what it gives is quantised, unless it is the last."""
+    whole = linear(weight, bias)
+    normed = rms.add_rms_norm_ if last else quantise.add_rms_norm_
+    return lambda x, residual: normed(whole(x), residual, norm, eps)
+
+
+def turned(
+    weight: Tensor,
+    bias: Tensor | None,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    rotary: Any,
+    heads: int,
+    kv_heads: int,
+    eps: float,
+    linear: LinearFactory,
+) -> Callable[[Rows, Tensor], Tensor]:
+    """As heads.turned."""
+    n = heads + kv_heads
+    split = n * 2 * rotary.cos.shape[1]
+    weight = torch.cat([neighbours(weight[:split], n), weight[split:]])
+    if bias is not None:
+        bias = torch.cat([neighbours(bias[:split], n), bias[split:]])
+    if q_norm is not None and k_norm is not None:
+        q_norm, k_norm = neighbours(q_norm, 1), neighbours(k_norm, 1)
+    product = linear(weight, bias)
+
+    def run(x: Rows, positions: Tensor) -> Tensor:
+        qkv = product(x)
+        norm_turn_(qkv, q_norm, k_norm, rotary.cos, rotary.sin, positions, heads, kv_heads, eps)
+        return qkv
+
+    return run
+
+
+def prove(device: torch.device) -> None:
+    """Run a small product with and without a bias against plain PyTorch's; StartError when it fails or is wrong."""
+    x, weight, bias = (
+        torch.randn(*shape, device=device, dtype=torch.bfloat16) for shape in ((80, 256), (96, 256), (96,))
+    )
+    try:
+        for b in (None, bias):
+            got = linear(weight, b)(x).float()
+            want = fp8_twin.linear(weight, b)(x).float()
+            if not float((got - want).norm() / want.norm()) < 0.01:
+                raise ArithmeticError("it is not the product of its inputs")
+    except (RuntimeError, ArithmeticError, TypeError) as e:
+        raise StartError(
+            f"--dtype fp8: PyTorch {torch.__version__}'s product in e4m3 does not work on "
+            f"{torch.cuda.get_device_name(device)} ({type(e).__name__}: {e}); use --dtype bfloat16"
+        ) from None
