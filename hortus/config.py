@@ -93,7 +93,12 @@ class IvyConfig:
         "BERT vocabulary is read by compiled code.",
         low=0,
     )
-    tokenize_threads: int = knob(2, "Threads for tokenising long requests.", low=1)
+    tokenize_threads: int | None = knob(
+        None,
+        "Threads for tokenising long requests. Default: 2; in `hortus embed` and hortus.Engine beside a GPU, which waits for "
+        "tokens, all cores but two, at most 16.",
+        low=1,
+    )
     tokenize_apart: bool = knob(
         True,
         "Read long texts (16k characters and more at once) in a process beside each of those threads, started when the first one "

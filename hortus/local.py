@@ -75,6 +75,9 @@ async def open_local(model: str, settings: config.Config, closing: AsyncExitStac
     await scheduler.start()
     closing.push_async_callback(scheduler.close)
     info = dataclasses.replace(engine.info, batch_tokens=most)
+    if ivy.tokenize_threads is None and info.device != "cpu":
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        ivy = dataclasses.replace(ivy, tokenize_threads=min(16, max(2, cores - 2)))
     embedder = await asyncio.to_thread(Embedder, folder, info, scheduler, ivy, metrics)
     closing.callback(embedder.close)
     return Opened(folder, embedder, scheduler)

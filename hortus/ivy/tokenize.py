@@ -26,6 +26,8 @@ from hortus.ivy.reading import REFUSE
 from hortus.ivy.split import cut
 from hortus.types import TokenBatch
 
+THREADS = 2
+"""Of the pool, unless --tokenize-threads says otherwise."""
 SLICE_CHARS = 256 * 1024
 """Characters a thread tokenises before others get their turn; a request that has gone stops there too."""
 LEAST_CHARS = 4096
@@ -61,7 +63,7 @@ class Tokenizer(Composer):
         max_tokens: int | None = None,
         vocab_size: int | None = None,
         inline_chars: int = 1024,
-        threads: int = 2,
+        threads: int = THREADS,
         max_chars: int = 1_000_000,
         apart: bool = False,
     ) -> None:

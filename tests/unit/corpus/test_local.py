@@ -343,6 +343,24 @@ def test_steps_are_large_where_no_short_text_waits_behind_one(flags: dict[str, o
         assert most > tokens - 22 or "lanes" in flags, "a lane of bulk work gets a part of each step"
 
 
+@pytest.mark.parametrize(
+    ("device", "flags", "threads"),
+    [("NVIDIA H200", {}, 14), ("NVIDIA H200", {"tokenize_threads": 3}, 3), ("cpu", {}, 2)],
+    ids=str,
+)
+def test_a_gpu_gets_its_tokens_from_all_cores_but_two(device, flags, threads, monkeypatch):
+    from dataclasses import replace
+
+    from hortus.tulip.fake import FakeEngine
+
+    model = FakeEngine()
+    model._info = replace(model.info, device=device)
+    monkeypatch.setattr(local, "load_engine", lambda *_: model)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    with hortus.Engine("demo", fake_delay_ms=0.0, **flags) as engine:
+        assert engine._opened.embedder.tokenizer._threads._max_workers == threads
+
+
 def test_errors_of_an_engine_speak_of_no_server(fake: hortus.Engine):
     with hortus.Engine("demo", fake_delay_ms=0.0, max_input_chars=10) as engine:
         said = []
