@@ -70,6 +70,8 @@ class Reader:
         self._may_exceed = largest >= self.vocab_size and not vocabulary.all_have_rows(
             self._inner, self.vocab_size, self._file
         )
+        self._swift = self._reader if isinstance(self._reader, WordPiece) and not self._may_exceed else None
+        """Reads most batches as they stand in one go."""
         self.max_chars = max_chars
 
     def effort(self, texts: Sequence[str]) -> int:
@@ -95,6 +97,10 @@ class Reader:
         refused: is given what would be raised, by index, and the texts at fault are left out of the batch.
         """
         most, left = self._limit(truncate)
+        if self._swift is not None and max(map(len, texts), default=0) <= self.max_chars:
+            packed = self._swift.packed(texts, most)
+            if packed is not None:
+                return packed
 
         def refuse(i: int, error: InvalidInput) -> None:
             if refused is None:

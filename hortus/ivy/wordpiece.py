@@ -10,6 +10,7 @@ import functools
 import json
 import weakref
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ import numpy as np
 import tokenizers
 
 from hortus import native
-from hortus.types import Int32
+from hortus.types import Int32, TokenBatch
 
 MOST_WORD = 256
 """Characters of a word for which C has room; BERT's files say 100."""
@@ -141,6 +142,16 @@ class WordPiece:
         """Whether a glance tells that none of the texts is the tokenizer's to read. (A control character is not seen.)"""
         return all(map(str.isascii, texts)) and not any(c in text for c in self._first for text in texts)
 
+    def packed(self, texts: Sequence[str], most: int) -> TokenBatch | None:
+        """All texts in one batch, framed; None unless all are plain and of 1 to `most` tokens."""
+        if not texts or not all(map(str.isascii, texts)):
+            return None
+        ids, counts = self._run(texts, True)
+        if not 0 < min(counts) <= max(counts) <= most:
+            return None
+        ends = [0, *accumulate(counts)]
+        return TokenBatch(ids[: ends[-1]], np.array(ends, np.int32))
+
     def encode_batch_fast(self, input: Sequence[str], /, *, add_special_tokens: bool = True) -> list[Encoding]:
         """Ids of every text, those that the tokenizer gives."""
         ours = [text for text in input if text.isascii()]
@@ -157,14 +168,19 @@ class WordPiece:
         """ASCII texts; None for one that is not plain."""
         if not texts:
             return []
-        count, text = len(texts), "".join(texts).encode()
-        ids = np.empty(len(text) + self._frame * count, np.int32)
-        sizes, counts = (ctypes.c_int64 * count)(*map(len, texts)), (ctypes.c_int64 * count)()
-        run = self._held if len(text) <= HELD_CHARS else self._free
-        run(self._vocabulary, text, sizes, count, framed, ids.ctypes.data, counts)
+        ids, counts = self._run(texts, framed)
         found: list[Ids | None] = []
         at = 0
         for length in counts:
             found.append(Ids(ids[at : at + length]) if length >= 0 else None)
             at += max(length, 0)
         return found
+
+    def _run(self, texts: Sequence[str], framed: bool) -> tuple[Int32, Sequence[int]]:
+        """(ids of all plain texts one after the other, how many of each; -1 for one that is not plain)."""
+        count, text = len(texts), "".join(texts).encode()
+        ids = np.empty(len(text) + self._frame * count + 1, np.int32)
+        sizes, counts = (ctypes.c_int64 * count)(*map(len, texts)), (ctypes.c_int64 * count)()
+        run = self._held if len(text) <= HELD_CHARS else self._free
+        run(self._vocabulary, text, sizes, count, framed, ctypes.byref(ctypes.c_char.from_buffer(ids)), counts)
+        return ids, counts
