@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hortus.config import IvyConfig
 from hortus.errors import StartError, Unauthorized
-from hortus.ivy.exchange import Answer, Headers, Request
+from hortus.ivy.exchange import Answer, Request
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 """What an orchestrator asks: never needs a key."""
@@ -77,22 +77,21 @@ class Access:
         if not self._allowed(request):
             return None
         asked = request.headers.get(b"access-control-request-headers", b"authorization, content-type")
-        headers: Headers = [
-            (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
-            (b"access-control-allow-headers", asked),
-            (b"access-control-max-age", b"600"),
-        ]
-        return Answer(b"", status=200, headers=headers)
+        headers = (
+            b"access-control-allow-methods: GET, POST, OPTIONS\r\n"
+            b"access-control-allow-headers: %b\r\n"
+            b"access-control-max-age: 600\r\n" % asked
+        )
+        return Answer(b"", headers=headers)
 
-    def headers(self, request: Request) -> Headers:
+    def headers(self, request: Request) -> bytes:
         """What lets a page of an allowed origin read the answer."""
         if not self._origins or not (origin := self._allowed(request)):
-            return []
-        return [
-            (b"access-control-allow-origin", origin),
-            (b"access-control-expose-headers", _EXPOSED),
-            (b"vary", b"origin"),
-        ]
+            return b""
+        return b"access-control-allow-origin: %b\r\naccess-control-expose-headers: %b\r\nvary: origin\r\n" % (
+            origin,
+            _EXPOSED,
+        )
 
     def _allowed(self, request: Request) -> bytes:
         """What to answer the request's origin with; empty when there is none or it may not."""

@@ -20,8 +20,8 @@ import zlib
 from collections.abc import Awaitable, Callable
 
 from hortus.config import IvyConfig
+from hortus.deadlines import Deadlines
 from hortus.errors import (
-    TABLE,
     Cancelled,
     DeadlineExceeded,
     Draining,
@@ -79,7 +79,8 @@ class App:
         self._journal = None if config.access_log is None else Journal(config.access_log)
         self._traces = None if config.otlp_endpoint is None else Traces(config.otlp_endpoint)
         metrics.requests_in_flight.set_function(lambda: self.in_flight)
-        self._counters = {code: metrics.requests.labels(code) for code in ("ok", *TABLE)}
+        self._counts = metrics.requests.counts
+        self._deadlines: Deadlines[Request] = Deadlines(_expire)
         process = secrets.token_hex(6).encode()
         self._ids = (b"%b-%x" % (process, n) for n in itertools.count(1))
 
@@ -204,21 +205,20 @@ class App:
         if self._journal is not None or self._traces is not None:
             self._tell(request, code, answer, seconds)
         if counted:
-            self._counters[code].inc()
+            self._counts[code] += 1
             self._metrics.request_seconds.observe(seconds)
             if self._watch.seconds is not None:
                 self._watch.seconds.append(seconds)
         if answer is None:
             return None
-        answer.headers.append((b"x-request-id", request_id))
-        answer.headers += self._access.headers(request)
+        answer.headers += b"x-request-id: %b\r\n%b" % (request_id, self._access.headers(request))
         if self.config.gzip and answer.size >= GZIP_FROM_BYTES:
             await _compress(request, answer)
         return answer
 
     def refused(self, error: RequestError) -> Answer:
         """The answer to what is no request: bytes that are not HTTP, a connection too many. Counted as any other."""
-        self._counters[error.code].inc()
+        self._counts[error.code] += 1
         return error_answer(error)
 
     def _tell(self, request: Request, code: str, answer: Answer | None, seconds: float) -> None:
@@ -243,10 +243,10 @@ class App:
         """(outcome code, answer); no answer when the client has gone."""
         error = request.ended
         if error is None:
-            task, loop = asyncio.current_task(), asyncio.get_running_loop()
+            task = request.task
             assert task is not None, "every request runs in a task"
             assert request.handler is not None, "admit() comes first"
-            timer = loop.call_later(request.deadline - time.monotonic(), _expire, request, task)
+            self._deadlines.add(request, request.deadline)
             try:
                 answer = await request.handler(request)
                 if request.method == "POST" and self._readiness is not None:
@@ -267,7 +267,7 @@ class App:
                 log.exception("request %s failed: a fault in this server", request.name)
                 error = EngineError(f"a fault in this server; its log tells more under request id {request.name}")
             finally:
-                timer.cancel()
+                self._deadlines.discard(request)
         return error.code, None if isinstance(error, Cancelled) else error_answer(error)
 
     def _find(self, request: Request) -> Handler:
@@ -291,13 +291,13 @@ class App:
         return handler
 
 
-def _expire(request: Request, task: asyncio.Task[None]) -> None:
+def _expire(request: Request) -> None:
     """The request's time is up."""
-    if request.ended is None:
+    if request.ended is None and request.task is not None:
         request.ended = DeadlineExceeded(
             f"not finished after {request.timeout_s:g} s (--timeout-s, or the request's x-hortus-timeout-ms)"
         )
-        task.cancel()
+        request.task.cancel()
 
 
 def _given(answer: Answer) -> Handler:
@@ -308,7 +308,7 @@ def _given(answer: Answer) -> Handler:
 
 
 def _options(allow: str) -> Handler:
-    return _given(Answer(b"", headers=[(b"allow", allow.encode())]))
+    return _given(Answer(b"", headers=b"allow: %b\r\n" % allow.encode()))
 
 
 async def _compress(request: Request, answer: Answer) -> None:
@@ -321,7 +321,7 @@ async def _compress(request: Request, answer: Answer) -> None:
         if isinstance(body, list)
         else await asyncio.to_thread(gzip.compress, body, 1)
     )
-    answer.headers += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
+    answer.headers += b"content-encoding: gzip\r\nvary: accept-encoding\r\n"
 
 
 def _gzipped(parts: list[bytes]) -> list[bytes]:

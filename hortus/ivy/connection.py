@@ -112,7 +112,7 @@ class Connection(asyncio.Protocol):
         if first.ended is None:
             first.ended = Cancelled("the client went away")
         if self._task is None:
-            self._task = self._loop.create_task(self._respond(first))  # to be counted
+            self._start(first)  # to be counted
         elif self._entered:
             self._task.cancel()
 
@@ -158,14 +158,17 @@ class Connection(asyncio.Protocol):
             return
         if request.complete or not request.takes_body:
             self._stop_timer()
-            self._entered = False
-            self._task = self._loop.create_task(self._respond(request))
+            self._start(request)
         elif self._timer is None:
             self._timer = self._loop.call_at(
                 self._loop.time() + request.deadline - time.monotonic(), self._body_late, request
             )
             if waits_for_100(request):
                 self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _start(self, request: Request) -> None:
+        self._entered = False
+        self._task = request.task = self._loop.create_task(self._respond(request))
 
     def _body_late(self, request: Request) -> None:
         self._timer = None

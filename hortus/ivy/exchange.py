@@ -5,17 +5,17 @@ Knows HTTP's words, not its bytes. Does not know sockets, routes, models or what
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
 from hortus.errors import BodyTooLarge, InvalidInput, MethodNotAllowed, Overloaded, RequestError
 from hortus.types import Timings
 
-Headers = list[tuple[bytes, bytes]]
 Body = bytes | list[bytes]
 WHOLE_BYTES = 1024 * 1024
 """Bodies up to this size are put together: that takes a fraction of a millisecond."""
@@ -28,7 +28,8 @@ class Answer:
     body: Body
     """In parts where it is large: putting hundreds of megabytes together holds up everybody else (see `body_of`)."""
     status: int = 200
-    headers: Headers = field(default_factory=list)
+    headers: bytes = b""
+    """Further lines of its head, each with the end of line behind it."""
     content_type: bytes = b"application/json"
     timings: Timings | None = None
     """Where the time went, for answers that ran the model."""
@@ -74,6 +75,7 @@ class Request:
         "path",
         "sent",
         "tail",
+        "task",
         "timeout_s",
     )
 
@@ -93,6 +95,8 @@ class Request:
         """What its body calls fields that errors speak of (body.py)."""
         self.handler: Callable[[Request], Awaitable[Answer]] | None = None
         """Set by App.admit."""
+        self.task: asyncio.Task[None] | None = None
+        """Answers it. Set by the connection."""
         self.ended: RequestError | None = None
         """Why it ends without its handler's answer: refused by its head, too large, too slow, or its client gone. Whoever
         cancels its task says so here first."""
@@ -136,10 +140,11 @@ class Request:
         length = int(self.headers.get(b"content-length", 0))
         if length > limit:
             raise _too_large(f"{length} bytes", limit)
-        if (coding := self.headers.get(b"transfer-encoding", b"chunked")).lower() != b"chunked":
+        coding = self.headers.get(b"transfer-encoding")
+        if coding is not None and coding.lower() != b"chunked":
             raise InvalidInput(f"transfer-encoding {coding.decode('latin-1')!r:.40} is not supported; chunked is")
-        encoding = self.headers.get(b"content-encoding", b"identity")
-        if encoding.lower() != b"identity":
+        encoding = self.headers.get(b"content-encoding")
+        if encoding is not None and encoding.lower() != b"identity":
             raise InvalidInput(f"content-encoding {encoding.decode('latin-1')!r:.40} is not supported; send plain JSON")
 
     def take(self, part: bytes, limit: int) -> None:
@@ -168,13 +173,13 @@ def _too_large(size: str, limit: int) -> BodyTooLarge:
 def error_answer(error: RequestError) -> Answer:
     """Any error in OpenAI's shape, with the headers that go with it."""
     wire = error.wire
-    headers: Headers = []
+    headers = b""
     if isinstance(error, MethodNotAllowed) and error.allow:
-        headers.append((b"allow", error.allow.encode()))
+        headers += b"allow: %b\r\n" % error.allow.encode()
     if wire.http == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
+        headers += b"www-authenticate: Bearer\r\n"
     if wire.http in (429, 503):
         wait_s = error.retry_after_s if isinstance(error, Overloaded) else 1.0
-        headers.append((b"retry-after", b"%d" % max(1, math.ceil(wait_s))))
+        headers += b"retry-after: %d\r\n" % max(1, math.ceil(wait_s))
     told = {"message": error.message, "type": wire.type, "param": error.param, "code": error.code}
     return Answer(msgspec.json.encode({"error": told}), wire.http, headers)

@@ -23,7 +23,7 @@ HEAD_BYTES = 64 * 1024
 JOIN_BYTES = 64 * 1024
 """Smaller bodies are copied behind their head: one buffer is cheaper to send than two."""
 
-_STATUS = {s.value: b"HTTP/1.1 %d %b\r\ndate: " % (s.value, s.phrase.encode()) for s in http.HTTPStatus}
+_STATUS = {s.value: b"HTTP/1.1 %d %b\r\n" % (s.value, s.phrase.encode()) for s in http.HTTPStatus}
 
 
 class Judge(Protocol):
@@ -41,10 +41,15 @@ class Reader:
     def __init__(self, judge: Judge, requests: deque[Request], client: str) -> None:
         """client: its address, for logs."""
         self._judge, self._requests, self._client = judge, requests, client
+        self._noted: dict[bytes, bytes] = {}
+        """Headers as they come, and trailers, which nobody wants."""
+        self.on_header = (
+            self._noted.__setitem__
+        )  # the parser calls it for each, and Python's own call is the most of it
         self._parser = httptools.HttpRequestParser(self)
         self._reading: Request | None = None
         """Its head has been read, its body not all."""
-        self._url, self._headers, self._head_bytes = b"", dict[bytes, bytes](), 0
+        self._url = b""
         self._fed = 0
         """Bytes that made no body, since the last that did."""
         self._offer = False
@@ -75,22 +80,19 @@ class Reader:
     def on_url(self, url: bytes) -> None:
         self._url += url
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._reading is None:  # else it is a trailer, which nobody wants
-            self._head_bytes += len(name) + len(value) + 4
-            self._headers[name.lower()] = value
-
     def on_headers_complete(self) -> None:
         parser, method = self._parser, self._parser.get_method()
         if parser.should_upgrade():
             self._offer = method != b"CONNECT"
             return
+        noted = self._noted
+        size = len(self._url) + sum(map(len, noted)) + sum(map(len, noted.values())) + 4 * len(noted)
         request = self._reading = Request(
-            method.decode("ascii"), "", self._headers, self._judge.config.timeout_s,
+            method.decode("ascii"), "", {name.lower(): value for name, value in noted.items()}, self._judge.config.timeout_s,
             client=self._client, keep_alive=parser.should_keep_alive(),
         )  # fmt: skip
         self._requests.append(request)
-        if self._head_bytes + len(self._url) > HEAD_BYTES:
+        if size > HEAD_BYTES:
             request.ended = _head_too_large()
             return
         try:
@@ -109,7 +111,8 @@ class Reader:
         if self._reading is not None:  # else its offer to upgrade is still to be declined
             self._fed = 0
             self._reading.finish()
-            self._reading, self._url, self._headers, self._head_bytes = None, b"", {}, 0
+            self._reading, self._url = None, b""
+            self._noted.clear()
 
     def _parse(self, data: bytes) -> None:
         """Offers to upgrade are declined by answering as usual. Java's HttpClient offers h2c with every request to a plain
@@ -123,12 +126,15 @@ class Reader:
                 if not self._offer:  # CONNECT: there is nothing to go on with
                     raise httptools.HttpParserError from None
                 data = self._head_without_offer() + data[stop.args[0] :]
-                self._offer, self._url, self._headers, self._head_bytes = False, b"", {}, 0
+                self._offer, self._url = False, b""
+                self._noted.clear()
                 self._parser = httptools.HttpRequestParser(self)
 
     def _head_without_offer(self) -> bytes:
         lines = [b"%b %b HTTP/%b" % (self._parser.get_method(), self._url, self._parser.get_http_version().encode())]
-        lines += [b"%b: %b" % item for item in self._headers.items() if item[0] not in (b"upgrade", b"connection")]
+        lines += [
+            b"%b: %b" % item for item in self._noted.items() if item[0].lower() not in (b"upgrade", b"connection")
+        ]
         if not self._parser.should_keep_alive():
             lines.append(b"connection: close")
         return b"\r\n".join([*lines, b"", b""])
@@ -149,24 +155,19 @@ class Reader:
 def written(request: Request, answer: Answer) -> list[bytes]:
     """The whole answer as it is sent, in one piece when it is small; the head of one whose body comes in parts or pieces."""
     body = answer.body
-    lines = [
-        _STATUS[answer.status], _date(), b"\r\ncontent-type: ", answer.content_type,
-        b"\r\ncontent-length: %d\r\n" % answer.size if answer.pieces is None else b"\r\n",
-    ]  # fmt: skip
-    lines += [b"%b: %b\r\n" % header for header in answer.headers]
+    length = b"" if answer.pieces is not None else b"content-length: %d\r\n" % answer.size
     if not request.keep_alive:
-        lines.append(b"connection: close\r\n")
+        length += b"connection: close\r\n"
     elif b"connection" in request.headers:  # HTTP/1.0 wants to hear it
-        lines.append(b"connection: keep-alive\r\n")
-    lines.append(b"\r\n")
+        length += b"connection: keep-alive\r\n"
+    head = b"%bdate: %b\r\ncontent-type: %b\r\n%b%b\r\n" % (
+        _STATUS[answer.status], _date(), answer.content_type, answer.headers, length,
+    )  # fmt: skip
     if request.method == "HEAD" or answer.status == 304:  # told how long the body is, and spared it
-        return [b"".join(lines)]
+        return [head]
     if isinstance(body, list):
-        return [b"".join(lines)]
-    if len(body) <= JOIN_BYTES:
-        lines.append(body)
-        return [b"".join(lines)]
-    return [b"".join(lines), body]
+        return [head]
+    return [head + body] if len(body) <= JOIN_BYTES else [head, body]
 
 
 def path_of(target: bytes) -> str:

@@ -113,19 +113,14 @@ def usage(tokens: int) -> bytes:
     return b'"usage":{"prompt_tokens":%d,"total_tokens":%d}' % (tokens, tokens)
 
 
+_TIMED = b"".join(b"x-hortus-%b-ms: %%.3f\r\n" % part for part in (b"tokenize", b"queue", b"device", b"total"))
+
+
 def timed(body: Body, timings: Timings, begin: float) -> Answer:
     """An answer with the headers that say where the time went, in milliseconds. begin: time.perf_counter() seconds."""
     timings.total_ms = (time.perf_counter() - begin) * 1e3
-    return Answer(
-        body,
-        headers=[
-            (b"x-hortus-tokenize-ms", b"%.3f" % timings.tokenize_ms),
-            (b"x-hortus-queue-ms", b"%.3f" % timings.queue_ms),
-            (b"x-hortus-device-ms", b"%.3f" % timings.device_ms),
-            (b"x-hortus-total-ms", b"%.3f" % timings.total_ms),
-        ],
-        timings=timings,
-    )
+    told = (timings.tokenize_ms, timings.queue_ms, timings.device_ms, timings.total_ms)
+    return Answer(body, headers=_TIMED % told, timings=timings)
 
 
 class OpenAI:

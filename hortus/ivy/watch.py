@@ -184,7 +184,7 @@ class Watch:
             raise Draining("this server is shutting down")
         if self.watchers >= MOST_WATCHERS:
             raise Overloaded(f"{self.watchers} pages watch this server already, the most there may be; close one")
-        headers = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
+        headers = b"cache-control: no-store\r\nx-accel-buffering: no\r\n"
         return Answer(b"", headers=headers, content_type=b"text/event-stream", pieces=self._events())
 
     def end(self) -> None:

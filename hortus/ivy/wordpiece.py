@@ -176,11 +176,11 @@ class WordPiece:
             at += max(length, 0)
         return found
 
-    def _run(self, texts: Sequence[str], framed: bool) -> tuple[Int32, Sequence[int]]:
+    def _run(self, texts: Sequence[str], framed: bool) -> tuple[Int32, list[int]]:
         """(ids of all plain texts one after the other, how many of each; -1 for one that is not plain)."""
         count, text = len(texts), "".join(texts).encode()
         ids = np.empty(len(text) + self._frame * count + 1, np.int32)
         sizes, counts = (ctypes.c_int64 * count)(*map(len, texts)), (ctypes.c_int64 * count)()
         run = self._held if len(text) <= HELD_CHARS else self._free
-        run(self._vocabulary, text, sizes, count, framed, ctypes.byref(ctypes.c_char.from_buffer(ids)), counts)
-        return ids, counts
+        run(self._vocabulary, text, sizes, count, framed, ctypes.byref(ctypes.c_char.from_buffer(ids.data)), counts)
+        return ids, counts[:]

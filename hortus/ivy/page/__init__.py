@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hortus.errors import RouteNotFound
-from hortus.ivy.exchange import Answer, Headers, Request
+from hortus.ivy.exchange import Answer, Request
 
 KINDS = {
     "page.html": b"text/html; charset=utf-8",
@@ -64,19 +64,15 @@ def _file(data: bytes, kind: bytes) -> _File:
 
 
 def _answer(request: Request, file: _File) -> Answer:
-    headers: Headers = [
-        (b"content-security-policy", POLICY),
-        (b"x-content-type-options", b"nosniff"),
-        (b"referrer-policy", b"no-referrer"),
-        (b"cross-origin-resource-policy", b"same-origin"),
-        (b"cache-control", b"no-cache"),  # keep it, but ask: an upgraded server may have another
-        (b"etag", file.tag),
-        (b"vary", b"accept-encoding"),
-    ]
+    # Keep it, but ask: an upgraded server may have another.
+    headers = (
+        b"content-security-policy: %b\r\nx-content-type-options: nosniff\r\nreferrer-policy: no-referrer\r\n"
+        b"cross-origin-resource-policy: same-origin\r\ncache-control: no-cache\r\netag: %b\r\nvary: accept-encoding\r\n"
+    ) % (POLICY, file.tag)
     body = file.plain
     if b"gzip" in request.headers.get(b"accept-encoding", b""):
         body = file.packed
-        headers.append((b"content-encoding", b"gzip"))
+        headers += b"content-encoding: gzip\r\n"
     known = request.headers.get(b"if-none-match", b"")
     status = 304 if file.tag.removeprefix(b"W/") in known or known.strip() == b"*" else 200
     return Answer(body, status, headers, file.kind)
