@@ -72,9 +72,7 @@ class Access:
 
     def preflight(self, request: Request) -> Answer | None:
         """The answer to a browser's question before its request; None when it is no such question, or not allowed."""
-        if request.method != "OPTIONS" or b"access-control-request-method" not in request.headers:
-            return None
-        if not self._allowed(request):
+        if b"access-control-request-method" not in request.headers or not self._allowed(request):
             return None
         asked = request.headers.get(b"access-control-request-headers", b"authorization, content-type")
         headers = (

@@ -81,8 +81,7 @@ class App:
         metrics.requests_in_flight.set_function(lambda: self.in_flight)
         self._counts = metrics.requests.counts
         self._deadlines: Deadlines[Request] = Deadlines(_expire)
-        process = secrets.token_hex(6).encode()
-        self._ids = (b"%b-%x" % (process, n) for n in itertools.count(1))
+        self._process, self._numbers = secrets.token_hex(6).encode(), itertools.count(1)
 
         openai, perplexity, cohere = OpenAI(self._model), Perplexity(self._model), Cohere(self._model)
         rerank, pages = Rerank(self._model), Pages(with_page=not config.no_page)
@@ -176,7 +175,7 @@ class App:
     def admit(self, request: Request) -> None:
         """Judge a request by its head, before its body is read: gives it its handler, or the error that it ends with."""
         try:
-            if (told := self._access.preflight(request)) is not None:
+            if request.method == "OPTIONS" and (told := self._access.preflight(request)) is not None:
                 request.handler = _given(told)
                 return
             self._access.check(request)
@@ -191,8 +190,9 @@ class App:
     async def answer(self, request: Request) -> Answer | None:
         """One admitted request's answer, ready to send; None when its client has gone. Runs in a task of the request's own."""
         given = request.headers.get(b"x-request-id")
-        request_id = given if given is not None and _printable_id.fullmatch(given) else next(self._ids)
-        request.name = request_id.decode("ascii")
+        if given is None or not _printable_id.fullmatch(given):
+            given = b"%b-%x" % (self._process, next(self._numbers))
+        request.name = given.decode("ascii")
         if self._traces is not None:
             self._traces.begin(request)
         counted = request.path not in self._not_counted
@@ -211,7 +211,7 @@ class App:
                 self._watch.seconds.append(seconds)
         if answer is None:
             return None
-        answer.headers += b"x-request-id: %b\r\n%b" % (request_id, self._access.headers(request))
+        answer.headers += b"x-request-id: %b\r\n%b" % (given, self._access.headers(request))
         if self.config.gzip and answer.size >= GZIP_FROM_BYTES:
             await _compress(request, answer)
         return answer

@@ -157,7 +157,8 @@ class Connection(asyncio.Protocol):
         if self._task is not None:
             return
         if request.complete or not request.takes_body:
-            self._stop_timer()
+            if self._timer is not None:
+                self._stop_timer()
             self._start(request)
         elif self._timer is None:
             self._timer = self._loop.call_at(
@@ -265,7 +266,8 @@ class Connection(asyncio.Protocol):
             if self._timer is None:
                 self._timer = self._loop.call_later(DISCARD_S, self._transport.close)
             return
-        self._stop_timer()
+        if self._timer is not None:
+            self._stop_timer()
         self._requests.popleft()
         self._task = None
         self._since = self._loop.time()

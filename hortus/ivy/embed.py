@@ -15,6 +15,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import msgspec
+
 from hortus.config import IvyConfig
 from hortus.errors import InvalidInput, StartError, WrongKind
 from hortus.folder import ModelFolder
@@ -49,7 +51,7 @@ WHAT = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Tokens:
     """A request, tokenised."""
 
@@ -60,7 +62,7 @@ class Tokens:
     """What the request calls its inputs, for errors."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Done(Generic[T]):
     """What came of one request."""
 
@@ -81,6 +83,9 @@ class Embedder:
         """Reads the tokenizer: takes up to seconds for large vocabularies. StartError."""
         self.info, self.encoder, self.folder = info, encoder, folder
         self._config, self._metrics = config, metrics
+        self._truncate = Truncate(config.auto_truncate)
+        self.model_json = msgspec.json.encode(info.name)
+        """The model's name as it stands in answers."""
         self.prompts = self.read_prompts()
         self.tokenizer = Tokenizer(
             folder,
@@ -153,6 +158,8 @@ class Embedder:
 
     def truncate(self, on: bool | None = None, limit: int | None = None, left: bool | None = None) -> Truncate:
         """on: None takes --auto-truncate."""
+        if on is None and limit is None and left is None:
+            return self._truncate
         return Truncate(self._config.auto_truncate if on is None else on, limit, left)
 
     # Tokens
@@ -306,7 +313,8 @@ class Embedder:
             outputs.check_finite(rows, lambda i: self._name(tokens, first + i))
             return write(first, rows)
 
-        parts, timings = await _run_all(run, split(batch, self.info.batch_tokens))
+        chunks = split(batch, self.info.batch_tokens)
+        parts, timings = await (run(0, batch) if len(chunks) == 1 else _run_all(run, chunks))
         timings.tokenize_ms = tokens.seconds * 1e3
         return Done(parts, batch.total_tokens, timings)
 
@@ -324,9 +332,6 @@ def contextual(config: dict[str, Any]) -> bool:
 
 async def _run_all(run: Run[T], chunks: Sequence[TokenBatch]) -> tuple[list[T], Timings]:
     """Run every chunk, OUTSTANDING_CHUNKS at a time, answers in order. The first failure cancels the rest."""
-    if len(chunks) == 1:
-        part, timings = await run(0, chunks[0])
-        return part, Timings(queue_ms=timings.queue_ms, device_ms=timings.device_ms)
     parts: list[list[T]] = [[]] * len(chunks)
     begin, queue_ms, first_start = time.perf_counter(), 0.0, float("inf")
     firsts = itertools.accumulate([chunk.rows for chunk in chunks], initial=0)

@@ -149,7 +149,7 @@ class Request:
 
     def take(self, part: bytes, limit: int) -> None:
         """The next part of the body; one of more than `limit` bytes in all ends the request. What nobody wants is dropped."""
-        if not self.takes_body:
+        if self.method != "POST" or self.ended is not None:
             return
         self._size += len(part)
         if self._size > limit:

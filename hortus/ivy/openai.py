@@ -104,7 +104,8 @@ def format_of(embedder: Embedder, asked: str | None, dimensions: int) -> str:
     """The encoding to answer in; InvalidInput when it does not exist, or not for this model."""
     if asked is None:
         return "base64_int8" if embedder.quantizer.tanh else "float"
-    form = outputs.FORMS[one_of(asked, tuple(outputs.FORMS), "encoding_format")]
+    if (form := outputs.FORMS.get(asked)) is None:
+        form = outputs.FORMS[one_of(asked, tuple(outputs.FORMS), "encoding_format")]
     embedder.quantizer.check(form.precision, dimensions)
     return asked
 
@@ -147,7 +148,7 @@ class OpenAI:
         )
         write = writer(embedder, encoding, dimensions)
         done: Done[bytes] = await embedder.run(tokens, write, deadline=request.deadline, values=dimensions)
-        tail = b'],"model":%b,%b}' % (msgspec.json.encode(embedder.info.name), usage(done.tokens))
+        tail = b'],"model":%b,%b}' % (embedder.model_json, usage(done.tokens))
         body = body_of(b'{"object":"list","data":[', done.parts, tail)
         return timed(body, done.timings, begin)
 

@@ -32,7 +32,8 @@ def check_finite(rows: Float32, name: Callable[[int], str] = "input[{}]".format)
     Checked on the whole row, before it is cut, and whatever the encoding: base64 would hide a NaN.
     """
     # A sum of squares is finite only if every value is, and one product tells; squares that overflow are looked at again.
-    if not math.isfinite(np.vdot(rows, rows)) and not np.isfinite(rows).all():
+    flat = rows.reshape(-1)
+    if not math.isfinite(flat.dot(flat)) and not np.isfinite(rows).all():
         at = name(int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0]))
         raise NonFinite(
             f"the model gave NaN or Inf for {at}; its number format may not fit the model (--dtype)", param=at
@@ -49,7 +50,8 @@ def finish(rows: Float32, dimensions: int | None, normalize: bool) -> Float32:
     if normalize:
         wide = rows.astype(np.float64)
         if len(wide) == 1:  # the same in fewer calls: most requests have one row
-            wide /= max(math.sqrt(np.dot(wide[0], wide[0])), EPSILON)
+            flat = wide.reshape(-1)
+            wide /= max(math.sqrt(flat.dot(flat)), EPSILON)
         else:
             norms = np.sqrt(np.vecdot(wide, wide))
             wide /= np.maximum(norms, EPSILON)[:, None]
@@ -59,8 +61,11 @@ def finish(rows: Float32, dimensions: int | None, normalize: bool) -> Float32:
 
 def as_base64(rows: Rows) -> list[bytes]:
     """One base64 text a row: little-endian float32, as OpenAI has it, or the bytes of the codes."""
-    packed = np.ascontiguousarray(rows, "<f4" if rows.dtype == np.float32 else rows.dtype)
-    return [pybase64.b64encode(row.tobytes()) for row in packed]
+    packed = (rows.astype("<f4", copy=False) if rows.dtype == np.float32 else rows).tobytes()
+    if len(rows) == 1:
+        return [pybase64.b64encode(packed)]
+    size = len(packed) // max(len(rows), 1)
+    return [pybase64.b64encode(packed[at : at + size]) for at in range(0, len(packed), size)]
 
 
 def as_numbers(rows: Rows) -> list[bytes]:

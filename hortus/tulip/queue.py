@@ -120,6 +120,7 @@ class Queue(Generic[W]):
 
     def _fill(self, lane: OrderedDict[W, None], filling: _Filling[W], tokens: int, sequences: int, now: float) -> None:
         """Take from one lane, in order, up to so many tokens and sequences."""
+        slices = filling.bulk if lane is self._bulk else filling.short
         room_tokens, room_sequences = tokens, min(sequences, filling.max_sequences - filling.sequences)
         while lane and room_sequences > 0 and (self._merge or not filling.sequences):
             work = next(iter(lane))
@@ -135,7 +136,12 @@ class Queue(Generic[W]):
                         break
                     sequences = 1
                 tokens = int(cu[lo + sequences]) - int(cu[lo])
-            filling.add(Slice(work, lo, lo + sequences), tokens)
+            if slices and slices[-1].work is work:  # taken from twice, it stays one slice
+                slices[-1] = Slice(work, slices[-1].lo, lo + sequences)
+            else:
+                slices.append(Slice(work, lo, lo + sequences))
+            filling.tokens += tokens
+            filling.sequences += sequences
             room_tokens -= tokens
             room_sequences -= sequences
             self._count(work, -tokens, -sequences)
@@ -181,16 +187,6 @@ class _Filling(Generic[W]):
     short: list[Slice[W]] = field(default_factory=list)
     bulk: list[Slice[W]] = field(default_factory=list)
     expired: list[tuple[W, int]] = field(default_factory=list)
-
-    def add(self, piece: Slice[W], tokens: int) -> None:
-        """A work that is taken from twice stays one slice."""
-        slices = self.bulk if piece.work.bulk else self.short
-        if slices and slices[-1].work is piece.work:
-            slices[-1] = Slice(piece.work, slices[-1].lo, piece.hi)
-        else:
-            slices.append(piece)
-        self.sequences += piece.hi - piece.lo
-        self.tokens += tokens
 
 
 def fitting(cu_seqlens: Int32, lo: int, max_tokens: int, max_sequences: int) -> int:

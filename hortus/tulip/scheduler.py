@@ -327,7 +327,8 @@ class Scheduler:
         if isinstance(self._refusal, NotReady):
             log.warning("the engine answers again")
             self._refusal = None
-        self._tell_probes(True)
+        if self._probes:
+            self._tell_probes(True)
 
     def _step_failed(self, flight: Flight[_Request], error: BaseException) -> None:
         if flight.slices:
