@@ -169,8 +169,8 @@ def read_asks(data: bytes) -> Asks:
         return message
     counts = _numbers(got.counts, "I", "counts", len(numbers))
     deadlines = _numbers(got.deadlines_ms, "f", "deadlines_ms", len(numbers))
-    lengths = _array(got.lengths, "<u4", "lengths", sum(counts))
-    ends = [0, *accumulate(lengths.tolist())]
+    lengths = _numbers(got.lengths, "I", "lengths", sum(counts))
+    ends = [0, *accumulate(lengths)]
     ids = _array(got.ids, "<i4", "ids", ends[-1])
     cu = np.array(ends, np.int32)  # a message's tokens are far below 2**31: its bytes are bounded
     types = _array(got.token_types, "<u1", "token_types", len(ids)) if got.token_types else None

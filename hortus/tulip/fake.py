@@ -43,7 +43,8 @@ def fake_rows(batch: TokenBatch, width: int) -> Float32:
     odd = np.frombuffer(b"".join(seeds), "<u8") | np.uint64(1)
     products = odd[:, None] * _factors(width)
     scale = np.float32((3.0 / width) ** 0.5 / 2**31)
-    rows: Float32 = np.multiply(products.view("<i4")[:, 1::2], scale, dtype=np.float32)
+    rows: Float32 = products.view("<i4")[:, 1::2].astype(np.float32)
+    rows *= scale
     return rows
 
 

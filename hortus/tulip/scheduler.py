@@ -41,7 +41,7 @@ Tell = Callable[[Any, Result | RequestError], None]
 
 
 @dataclass(slots=True, eq=False)
-class _Request(Work):
+class Asked(Work):
     """A work and who is owed its rows."""
 
     unanswered: int = 0
@@ -76,10 +76,10 @@ class Scheduler:
         self._loop: asyncio.AbstractEventLoop
         self._started = False
         self._refusal: RequestError | None = NotReady("the scheduler has not started")
-        self._queue: Queue[_Request] = Queue(
+        self._queue: Queue[Asked] = Queue(
             config.max_queue_tokens, self._max_batch_tokens // 4 if config.lanes and merge else None, merge=merge
         )
-        self._flights: dict[Flight[_Request], None] = {}  # in the order of handing over
+        self._flights: dict[Flight[Asked], None] = {}  # in the order of handing over
         self._kicked = False
         self._front_since = 0.0  # when the oldest flight became the oldest
         self._tokens_per_s = 0.0
@@ -87,11 +87,11 @@ class Scheduler:
         """Seconds in which the engine had something to do, since start."""
         self._watch: asyncio.TimerHandle | None = None
         self._reprobe: asyncio.TimerHandle | None = None
-        self._deadlines: Deadlines[_Request] = Deadlines(self._expire)
+        self._deadlines: Deadlines[Asked] = Deadlines(self._expire)
         self._probes: set[asyncio.Future[bool]] = set()
         self._idle: asyncio.Event | None = None
 
-        self._pump: Pump[_Request] = Pump(engine, self._answered)
+        self._pump: Pump[Asked] = Pump(engine, self._answered)
 
         self._metrics = metrics
         self._dropped = {reason: metrics.dropped.labels(reason) for reason in DROP_REASONS}
@@ -161,18 +161,19 @@ class Scheduler:
 
     async def encode(self, batch: TokenBatch, *, deadline: float | None = None) -> Result:
         """Rows for every sequence, in order. See types.Encoder; raises InvalidInput and NotReady besides."""
-        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        work = self.submit(batch, deadline, _resolve, future)
+        work = self.submit(batch, deadline, _resolve, None)
+        future: asyncio.Future[Result] = self._loop.create_future()
+        work.tag = future
         try:
             return await future
         except asyncio.CancelledError:
             self.cancel(work)
             raise
 
-    def submit(self, batch: TokenBatch, deadline: float | None, tell: Tell, tag: Any) -> Work:
+    def submit(self, batch: TokenBatch, deadline: float | None, tell: Tell, tag: Any) -> Asked:
         """encode() for callers with many requests at once: no task and no future for each. Raises at once what encode raises
         before it waits; then tell(tag, answer) is called once, and later than this returns, unless it is cancelled."""
-        sequences = len(batch)
+        sequences = len(batch.cu_seqlens) - 1
         if self._refusal is not None:
             self._dropped[self._refusal.code].inc(sequences)
             raise copy.copy(self._refusal)
@@ -180,7 +181,7 @@ class Scheduler:
         if deadline is not None and deadline <= now:
             self._dropped["deadline_exceeded"].inc(sequences)
             raise DeadlineExceeded("the deadline had passed on arrival (--timeout-s, or the client's own)")
-        work = _Request(batch, now, deadline, sequences, len(batch.ids), unanswered=sequences, tell=tell, tag=tag)
+        work = Asked(batch, now, deadline, sequences, len(batch.ids), unanswered=sequences, tell=tell, tag=tag)
         if sequences == 0:
             self._loop.call_soon(self._tell, work, Result(np.zeros((0, self._width), np.float32)))
             return work
@@ -198,21 +199,20 @@ class Scheduler:
             self._deadlines.add(work, deadline)
         return work
 
-    def cancel(self, work: Work) -> None:
+    def cancel(self, work: Asked) -> None:
         """Nobody waits for what submit() returned: what of it has not been started is dropped, and nobody is told."""
-        assert isinstance(work, _Request), "submit() made it"
         work.tell = None
         self._deadlines.discard(work)
         self._drop(work, "cancelled")
 
-    def _tell(self, work: _Request, answer: Result | RequestError) -> None:
+    def _tell(self, work: Asked, answer: Result | RequestError) -> None:
         """The one place where a request is answered, if it has not been."""
         if (tell := work.tell) is not None:
             work.tell = None
             self._deadlines.discard(work)
             tell(work.tag, answer)
 
-    def _expire(self, work: _Request) -> None:
+    def _expire(self, work: Asked) -> None:
         waited_ms = (time.monotonic() - work.enqueued) * 1000
         where = "while it ran" if work.handed else f"in the queue, {self._queue.tokens} tokens wait"
         # A request may be older than this: its chunks come one after another.
@@ -222,11 +222,11 @@ class Scheduler:
         )
         self._fail(work, error, "deadline_exceeded")
 
-    def _fail(self, work: _Request, error: RequestError, reason: str) -> None:
+    def _fail(self, work: Asked, error: RequestError, reason: str) -> None:
         self._tell(work, error)
         self._drop(work, reason)
 
-    def _drop(self, work: _Request, reason: str) -> None:
+    def _drop(self, work: Asked, reason: str) -> None:
         """What of it waits never runs; what runs is thrown away when it comes back."""
         if dropped := self._queue.drop(work):
             self._dropped[reason].inc(dropped)
@@ -253,14 +253,14 @@ class Scheduler:
             if taken.slices:
                 self._hand_over(taken, now)
 
-    def _hand_over(self, taken: Taken[_Request], now: float) -> None:
+    def _hand_over(self, taken: Taken[Asked], now: float) -> None:
         rows, cut, waited = 0, False, []
         ends = []
         for work, lo, hi in taken.slices:
             if not work.handed:
                 work.handed = now
                 waited.append(now - work.enqueued)
-            if work.rows is None and hi - lo < len(work.batch):
+            if work.rows is None and hi - lo < len(work.batch.cu_seqlens) - 1:
                 try:
                     work.rows = np.empty((work.batch.rows, self._width), np.float32)
                 except MemoryError:
@@ -276,7 +276,7 @@ class Scheduler:
         for seconds in waited:
             self._metrics.queue_seconds.observe(seconds)
 
-    def _send(self, flight: Flight[_Request]) -> None:
+    def _send(self, flight: Flight[Asked]) -> None:
         self._flights[flight] = None
         self._pump.send(flight)
         self._keep_watch()
@@ -286,7 +286,7 @@ class Scheduler:
 
     # A batch: back
 
-    def _answered(self, flight: Flight[_Request], rows: Float32 | None, error: BaseException | None, at: float) -> None:
+    def _answered(self, flight: Flight[Asked], rows: Float32 | None, error: BaseException | None, at: float) -> None:
         began = max(flight.handed, self._front_since)
         if next(iter(self._flights)) is flight:
             self._front_since = at
@@ -305,7 +305,7 @@ class Scheduler:
         self._keep_watch()
         self._tell_idle()
 
-    def _give(self, flight: Flight[_Request], rows: Float32, at: float) -> None:
+    def _give(self, flight: Flight[Asked], rows: Float32, at: float) -> None:
         start = 0
         for (work, lo, hi), end in zip(flight.slices, flight.ends, strict=True):
             work.unanswered -= hi - lo
@@ -330,7 +330,7 @@ class Scheduler:
         if self._probes:
             self._tell_probes(True)
 
-    def _step_failed(self, flight: Flight[_Request], error: BaseException) -> None:
+    def _step_failed(self, flight: Flight[Asked], error: BaseException) -> None:
         if flight.slices:
             log.error("a step of %d sequences, %d tokens failed", flight.sequences, flight.tokens, exc_info=error)
             for work, _, _ in flight.slices:

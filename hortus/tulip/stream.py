@@ -19,8 +19,7 @@ from hortus.protocol import wire
 from hortus.protocol.streams import Stream
 from hortus.protocol.wire import GOOD_MESSAGE_BYTES, MAX_MESSAGE_BYTES, Malformed, Replies
 from hortus.tulip.entry import faults
-from hortus.tulip.queue import Work
-from hortus.tulip.scheduler import Scheduler
+from hortus.tulip.scheduler import Asked, Scheduler
 from hortus.tulip.spans import Spans
 from hortus.types import ModelInfo, Result
 
@@ -40,7 +39,7 @@ class GatewayStream:
     def __init__(self, scheduler: Scheduler, info: ModelInfo, messages: Stream, spans: Spans | None = None) -> None:
         self._scheduler, self._info, self._messages, self._spans = scheduler, info, messages, spans
         self._max_rows = MAX_MESSAGE_BYTES // (4 * info.width)
-        self._live: dict[int, Work] = {}
+        self._live: dict[int, Asked] = {}
         """Asks without an answer, by number."""
         self._traced: dict[int, tuple[wire.Ask, int]] = {}
         """Of these, those that are part of a trace, and when each came (time.time_ns())."""
