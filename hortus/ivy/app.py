@@ -243,7 +243,7 @@ class App:
         """(outcome code, answer); no answer when the client has gone."""
         error = request.ended
         if error is None:
-            task = request.task
+            task = request.task = request.task or asyncio.current_task()
             assert task is not None, "every request runs in a task"
             assert request.handler is not None, "admit() comes first"
             self._deadlines.add(request, request.deadline)

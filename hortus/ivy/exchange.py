@@ -96,7 +96,7 @@ class Request:
         self.handler: Callable[[Request], Awaitable[Answer]] | None = None
         """Set by App.admit."""
         self.task: asyncio.Task[None] | None = None
-        """Answers it. Set by the connection."""
+        """Answers it. Set by the connection, which knows it without asking."""
         self.ended: RequestError | None = None
         """Why it ends without its handler's answer: refused by its head, too large, too slow, or its client gone. Whoever
         cancels its task says so here first."""
