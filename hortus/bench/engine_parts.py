@@ -41,6 +41,14 @@ def host(b: Bench) -> None:
             lazy.result()
             collect.append((time.perf_counter() - started) * 1e3)
         b.add("host: step()", ms=enqueue, batch=batch, speed=False)
+        if (graph := engine.graphs.latest()) is not None:
+            launch: list[float] = []
+            for _ in range(100):
+                torch.cuda.synchronize()
+                started = time.perf_counter()
+                graph.replay()
+                launch.append((time.perf_counter() - started) * 1e3)
+            b.add("host: of it the driver's launch of the graph", ms=launch, batch=batch, speed=False)
         b.add("host: result()", ms=collect, batch=batch, speed=False)
     engine.close()
 

@@ -72,7 +72,7 @@ class GpuEngine:
         self._closed = False
         with torch.inference_mode():
             self._device.enter()
-            self._graphs = Graphs(self._device, network, rules, cap=config.graph_cap, metrics=self.metrics)
+            self.graphs = Graphs(self._device, network, rules, cap=config.graph_cap, metrics=self.metrics)
         if config.warm is not None and config.cuda_graphs:
             self._warm(config)
 
@@ -82,7 +82,7 @@ class GpuEngine:
 
     def quick(self, batch: TokenBatch) -> bool:
         """When it replays one graph: ~0.1 ms on the host."""
-        return self._dead is None and batch.total_tokens <= self._piece_tokens and self._graphs.holds(batch)
+        return self._dead is None and batch.total_tokens <= self._piece_tokens and self.graphs.holds(batch)
 
     def step(self, batch: TokenBatch) -> Rows:
         """Enqueue a batch; see Engine.step.
@@ -116,7 +116,7 @@ class GpuEngine:
         self._closed = True
         self._dead = self._dead or "the engine is closed"
         try:
-            self._graphs.clear()
+            self.graphs.clear()
             self._device.relieve()
         except RuntimeError as e:  # a device that failed can free nothing; the process's end does
             log.warning("closing the device: %s", e)
@@ -130,7 +130,7 @@ class GpuEngine:
         at = first = 0
         for lo, hi in pieces:
             piece = batch.slice(lo, hi)
-            rows, at = self._graphs.run(piece, slot, at)
+            rows, at = self.graphs.run(piece, slot, at)
             self._device.download(slot.rows[first : first + piece.rows], rows)
             first += piece.rows
 
@@ -162,4 +162,4 @@ class GpuEngine:
             batch = TokenBatch(np.zeros(tokens, np.int32), cu)
             for _ in range(2):
                 self.step(batch).result()
-        log.info("warm: %d graphs held", len(self._graphs))
+        log.info("warm: %d graphs held", len(self.graphs))

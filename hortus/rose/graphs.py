@@ -191,6 +191,10 @@ class Graphs:
         """Graphs held."""
         return len(self._held)
 
+    def latest(self) -> Captured | None:
+        """The graph that was replayed last."""
+        return self._entries[next(reversed(self._held))].graph if self._held else None
+
     def holds(self, batch: TokenBatch) -> bool:
         """Whether `run` would replay a graph."""
         return self._decide(batch).how is How.REPLAY

@@ -181,7 +181,7 @@ def test_an_error_in_a_step_fails_that_step(engine, rng, monkeypatch):
     batch = batch_of(rng, [50])
     want = engine.step(batch).result()
     with monkeypatch.context() as m:
-        m.setattr(engine._graphs, "run", lambda *a: torch.ones(2, device="cuda") @ torch.ones(3, device="cuda"))
+        m.setattr(engine.graphs, "run", lambda *a: torch.ones(2, device="cuda") @ torch.ones(3, device="cuda"))
         with pytest.raises(EngineError):
             engine.step(batch)
     np.testing.assert_array_equal(engine.step(batch).result(), want)

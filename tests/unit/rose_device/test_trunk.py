@@ -112,4 +112,4 @@ def test_a_bias_on_scores_is_planned_anew_for_each_step(model_type):
         batch = random_batch(rng, lengths)
         batch.ids[:] %= 50
         np.testing.assert_allclose(gpu.step(batch).result(), cpu.step(batch).result(), atol=1e-5)
-    assert len(gpu._graphs) == 0
+    assert len(gpu.graphs) == 0
