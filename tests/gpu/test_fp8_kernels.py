@@ -114,10 +114,12 @@ def test_products(rows, width, depth):
         assert gap.max() < 5e-3
         again = fp8.linear(weight, b)(quantise.rows(x))
         assert torch.equal(again.nan_to_num(), got.nan_to_num())
-    activated = fp8.linear(weight, bias, "gelu")(x)
-    assert isinstance(activated, fp8_twin.Quantised)
     want = fp8_twin.linear(weight, bias, "gelu")(x)[good].float()
-    assert (activated.exact()[good] - want).norm() / want.norm() < 0.05
+    for activated, most in (
+        (fp8.activated(weight, bias, "gelu", fp8.linear)(x).exact(), 0.05),
+        (fp8.linear(weight, bias, "gelu")(x).float(), 1e-2),
+    ):
+        assert (activated[good] - want).norm() / want.norm() < most
 
 
 def test_a_matrix_of_odd_sizes_stays_as_it_is():
@@ -136,7 +138,14 @@ CONFIGS = {
     "qwen2": {"model_type": "qwen2", "num_key_value_heads": 2},
     "bert": {"model_type": "bert"},
     "modernbert": {"model_type": "modernbert", "local_attention": 8},
-    "deberta": {"model_type": "deberta-v2", "relative_attention": True, "pos_att_type": "c2p|p2c"},
+    "deberta": {
+        "model_type": "deberta-v2",
+        "relative_attention": True,
+        "pos_att_type": "c2p|p2c",
+        "conv_kernel_size": 3,
+    },
+    "jina v3": {"model_type": "xlm-roberta", "position_embedding_type": "rotary", "type_vocab_size": 1}
+    | {"lora_adaptations": ["a", "b"], "auto_map": {"AutoModel": "XLMRobertaFlashConfig"}},
     "gemma 3": {"model_type": "gemma3_text", "num_key_value_heads": 2, "head_dim": 64, "sliding_window": 8},
 }
 

@@ -27,6 +27,7 @@ from hortus.rose.kernels.twin import Rotary
 
 __all__ = [
     "Rotary",
+    "activated",
     "add_layer_norm",
     "add_norm",
     "add_rms_norm_",
@@ -58,9 +59,7 @@ def linear(weight: Tensor, bias: Tensor | None = None, activation: str | None = 
 
     def run(x: Rows) -> Rows:
         y = _multiplied(x if isinstance(x, Quantised) else quantise.rows(x.contiguous()), kept, bias, dtype)
-        if activation is None:
-            return y
-        return quantise.activated(y, activation) if activation in quantise.ACTIVATED else ACTIVATIONS[activation](y)
+        return y if activation is None else ACTIVATIONS[activation](y)
 
     return run
 
@@ -76,6 +75,14 @@ def _multiplied(x: Quantised, weight: Quantised, bias: Tensor | None, dtype: tor
 @functools.cache
 def _tell(width: int, depth: int) -> None:
     log.info("fp8: matrices of %d x %d stay bfloat16: the product takes multiples of %d", width, depth, MULTIPLE)
+
+
+def activated(weight: Tensor, bias: Tensor | None, activation: str, linear: LinearFactory) -> Callable[[Rows], Rows]:
+    """As twin.activated; what it gives is quantised."""
+    if activation not in quantise.ACTIVATED:
+        return linear(weight, bias, activation)
+    whole = linear(weight, bias)
+    return lambda x: quantise.activated(whole(x), activation)
 
 
 def gated(gate: Tensor, up: Tensor, linear: LinearFactory) -> Callable[[Rows], Rows]:

@@ -27,9 +27,11 @@ from hortus.rose.kernels.heads import Rotary, turned
 from hortus.rose.kernels.launch import early, row
 from hortus.rose.kernels.pooling import pool
 from hortus.rose.kernels.rms import add_rms_norm_, rms_norm
+from hortus.rose.kernels.twin import activated
 
 __all__ = [
     "Rotary",
+    "activated",
     "add_layer_norm",
     "add_norm",
     "add_rms_norm_",

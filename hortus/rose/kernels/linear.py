@@ -35,10 +35,7 @@ class Linear(Protocol):
 
 class LinearFactory(Protocol):
     def __call__(self, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Linear:
-        """weight: [out, in]; bias: [out]; activation: a key of ACTIVATIONS. The weight may be kept as it is.
-
-        What is activated is read by another such product and nothing else, so a device may give it as Rows.
-        """
+        """weight: [out, in]; bias: [out]; activation: a key of ACTIVATIONS. The weight may be kept as it is."""
 
 
 def plain(weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Linear:

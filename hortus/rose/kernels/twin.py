@@ -141,6 +141,11 @@ def gated(gate: Tensor, up: Tensor, linear: LinearFactory) -> Linear:
     return lambda x: gated_silu(product(x))
 
 
+def activated(weight: Tensor, bias: Tensor | None, activation: str, linear: LinearFactory) -> Linear:
+    """An object made once from a weight [I, K]: x [T, K] -> activation(x weight^T + bias), [T, I], as `gated` for others."""
+    return linear(weight, bias, activation)
+
+
 def add_norm(
     weight: Tensor, bias: Tensor | None, norm: Tensor, eps: float, linear: LinearFactory, *, last: bool = False
 ) -> Callable[[Tensor, Tensor], Tensor]:

@@ -228,7 +228,11 @@ def _mlp(
     """wide: as Adapted.wide. at: the block's names begin so."""
     down = wide(kit.linear(*block.down), at + spec.names.down)
     if spec.gated is None:
-        activated = wide(kit.linear(*block.up, spec.activation), at + spec.names.up[0])
+        activated: Callable[[Tensor], Any]
+        if spec.adapters is None:
+            activated = kit.ops.activated(*block.up, spec.activation, kit.linear)
+        else:  # what is activated is read by the adapters as well
+            activated = wide(kit.linear(*block.up, spec.activation), at + spec.names.up[0])
         return lambda x: down(activated(x))
     both, act, gated = kit.linear(*block.up), ACTIVATIONS[spec.activation], spec.gated
 
