@@ -116,6 +116,12 @@ def kernel_cases(
             lambda: norm_turn_(qkv, qw, kw, cos, sin, positions, heads.heads, heads.kv_heads, 1e-6),
         ),
         ("silu_pairs", 3 * tokens * intermediate * 2, lambda: dense.silu_pairs(gate_up)),
+        (
+            "add_layer_norm_",
+            4 * row,
+            lambda: fused.add_layer_norm_(x, residual, weight, bias, 1e-6),
+        ),
+        ("glu", 3 * tokens * intermediate * 2, lambda: fused.glu(gate_up, "gelu", 0)),
         ("gelu_", 2 * tokens * intermediate * 2, lambda: fused.gelu_(wide)),
         ("pool mean, of 512", row, lambda: fused.pool(x, many, "mean")),
         ("pool mean, one", row, lambda: fused.pool(x, one, "mean")),

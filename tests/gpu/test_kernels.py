@@ -69,6 +69,9 @@ def test_row_kernels(tokens, hidden, dtype):
     close(fused.rms_norm(x, weight, EPS), twin.rms_norm(x, weight, EPS))
     for b in (bias, None):
         close(fused.add_layer_norm(x, residual, weight, b, EPS), twin.add_layer_norm(x, residual, weight, b, EPS))
+        ours, truth = residual.clone(), residual.clone()
+        close(fused.add_layer_norm_(x, ours, weight, b, EPS), twin.add_layer_norm_(x, truth, weight, b, EPS))
+        assert torch.equal(ours, truth)
     ours, truth = residual.clone(), residual.clone()
     close(fused.add_rms_norm_(x, ours, weight, EPS), twin.add_rms_norm_(x, truth, weight, EPS))
     assert torch.equal(ours, truth)
@@ -181,8 +184,21 @@ def test_heads_normed_and_turned(tokens, q_heads, kv_heads, head_dim, norm, bias
 def test_activations(width, dtype):
     x = random(FEW, 2 * width, dtype=dtype)
     close(dense.silu_pairs(dense.paired(*x.T.chunk(2)).T.contiguous()), twin.gated_silu(x))
+    for activation in ("gelu", "gelu_tanh", "silu", "relu"):
+        for first in (0, 1):
+            close(fused.glu(x * 2, activation, first), twin.glu(x.float() * 2, activation, first).to(dtype))
     x = random(FEW, width, dtype=dtype) * 3
     close(fused.gelu_(x.clone()), twin.gelu_(x))
+
+
+def test_a_gate_keeps_a_nan():
+    x = random(4, 64)
+    x[1, 3] = x[2, 40] = float("nan")
+    for activation in ("gelu", "gelu_tanh", "silu", "relu"):
+        out = fused.glu(x, activation, 0)
+        assert out[1, 3].isnan()
+        assert out[2, 8].isnan()
+        assert out.isnan().sum() == 2
 
 
 BATCHES = {

@@ -20,7 +20,17 @@ from hortus.errors import StartError
 from hortus.rose.kernels import fp8_twin, quantise, rms
 from hortus.rose.kernels.dense import paired
 from hortus.rose.kernels.fp8_twin import Quantised
-from hortus.rose.kernels.fused import add_layer_norm, add_rms_norm_, embed, embed_layer_norm, gelu_, pool, rms_norm
+from hortus.rose.kernels.fused import (
+    add_layer_norm,
+    add_layer_norm_,
+    add_rms_norm_,
+    embed,
+    embed_layer_norm,
+    gelu_,
+    glu,
+    pool,
+    rms_norm,
+)
 from hortus.rose.kernels.heads import neighbours, norm_turn_
 from hortus.rose.kernels.linear import ACTIVATIONS, Linear, LinearFactory, Rows, plain
 from hortus.rose.kernels.twin import Rotary
@@ -29,12 +39,14 @@ __all__ = [
     "Rotary",
     "activated",
     "add_layer_norm",
+    "add_layer_norm_",
     "add_norm",
     "add_rms_norm_",
     "embed",
     "embed_layer_norm",
     "gated",
     "gelu_",
+    "glu",
     "linear",
     "pool",
     "prove",

@@ -6,8 +6,8 @@ registers, so that statistics (float32, two passes: mean, then centred squares) 
 no power of two (384, 2560) run in the next power of two under a mask: lanes idle, bytes do not.
 
 Nothing here waits for the device, and shapes come from the tensors' host-side sizes only, so every op can be captured
-in a CUDA graph. RMSNorm, products joined with what follows them, heads and pooling have their own chapters: rms.py,
-dense.py, heads.py, pooling.py. Does not know models, attention or batches.
+in a CUDA graph. Norms of sums and gates, products joined with what follows them, heads and pooling have their own chapters:
+rms.py, layernorm.py, dense.py, heads.py, pooling.py. Does not know models, attention or batches.
 """
 
 # Arguments of Triton kernels are pointers and scalars of the device, for which Python has no types.
@@ -16,7 +16,6 @@ dense.py, heads.py, pooling.py. Does not know models, attention or batches.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -25,6 +24,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from hortus.rose.kernels.dense import add_norm, gated
 from hortus.rose.kernels.heads import Rotary, turned
 from hortus.rose.kernels.launch import early, row
+from hortus.rose.kernels.layernorm import add_layer_norm, add_layer_norm_, glu
 from hortus.rose.kernels.pooling import pool
 from hortus.rose.kernels.rms import add_rms_norm_, rms_norm
 from hortus.rose.kernels.twin import activated
@@ -33,12 +33,14 @@ __all__ = [
     "Rotary",
     "activated",
     "add_layer_norm",
+    "add_layer_norm_",
     "add_norm",
     "add_rms_norm_",
     "embed",
     "embed_layer_norm",
     "gated",
     "gelu_",
+    "glu",
     "pool",
     "rms_norm",
     "turned",
@@ -122,28 +124,6 @@ def embed_layer_norm(
         width, block, position is not None, token_type is not None, token_types is not None, bias is not None,
         num_warps=warps,
     )  # fmt: skip
-    return out
-
-
-@triton.jit
-def _add_layer_norm(x, residual, weight, bias, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr):
-    t = tl.program_id(0).to(tl.int64)
-    cols = tl.arange(0, BLOCK)
-    mask = cols < WIDTH
-    s = tl.load(x + t * WIDTH + cols, mask=mask, other=0.0).to(tl.float32)
-    s += tl.load(residual + t * WIDTH + cols, mask=mask, other=0.0).to(tl.float32)
-    y = _layer_norm(s, cols, mask, weight, bias, eps, WIDTH, BIAS)
-    tl.store(out + t * WIDTH + cols, y.to(out.dtype.element_ty), mask=mask)
-
-
-def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """LayerNorm(x + residual) -> [T, H] (post-norm, BERT). x, residual: [T, H] contiguous."""
-    assert x.is_contiguous(), "add_layer_norm walks whole rows"
-    assert residual.is_contiguous(), "add_layer_norm walks whole rows"
-    rows, width = x.shape
-    out = torch.empty_like(x)
-    block, warps = row(width)
-    _add_layer_norm[(rows,)](x, residual, weight, bias, out, eps, width, block, bias is not None, num_warps=warps)
     return out
 
 

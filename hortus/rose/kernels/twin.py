@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hortus.rose.kernels.linear import Linear, LinearFactory
+from hortus.rose.kernels.linear import ACTIVATIONS, Linear, LinearFactory
 
 
 def embed(ids: Tensor, word: Tensor) -> Tensor:
@@ -46,6 +46,12 @@ def embed_layer_norm(
 def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """LayerNorm(x + residual) -> [T, H] (post-norm, BERT)."""
     return F.layer_norm(residual + x, (x.shape[-1],), weight, bias, eps)
+
+
+def add_layer_norm_(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """residual += x in place, then LayerNorm(residual) -> [T, H] (pre-norm, ModernBERT)."""
+    residual.add_(x)
+    return F.layer_norm(residual, (x.shape[-1],), weight, bias, eps)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -157,6 +163,12 @@ def add_norm(
     """
     product = linear(weight, bias)
     return lambda x, residual: add_rms_norm_(product(x), residual, norm, eps)
+
+
+def glu(both: Tensor, activation: str, first: int) -> Tensor:
+    """[T, 2 I] -> [T, I]: one half (0: the first) activated, times the other. activation: gelu, gelu_tanh, silu, relu."""
+    halves = both.chunk(2, -1)
+    return ACTIVATIONS[activation](halves[first]) * halves[1 - first]
 
 
 def gelu_(x: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor
 from hortus.rose.attention import Attention, Bias
 from hortus.rose.attention.relative import DistanceBias
 from hortus.rose.kernels.few import FEW_TOKENS, Few, LayerWeights
-from hortus.rose.kernels.linear import ACTIVATIONS, Linear
+from hortus.rose.kernels.linear import Linear
 from hortus.rose.models import Classifier, Family, Kit, Step, Weights
 from hortus.rose.models.adapters import Adapted
 from hortus.rose.models.convolution import Neighbours, as_matrix
@@ -125,13 +125,7 @@ class Encoder:
             if len(self._cu_seqlens_cpu) == 2 or bool(torch.isfinite(few.sum())):
                 return few
         angles = {windowed: rotary.at(inputs.positions) for windowed, rotary in self._rotary.items()}
-        block = self._norm_before if self._spec.prenorm else self._norm_after
-        embedded = x
-        for n, layer in enumerate(self._layers):
-            x = block(layer, x, angles.get(layer.windowed))
-            if n == 0 and self._neighbours is not None:
-                x = self._neighbours(embedded, x, inputs.positions)
-        return x if self._final_norm is None else self._normed(x, self._final_norm)
+        return (self._norms_before if self._spec.prenorm else self._norms_after)(x, angles, inputs.positions)
 
     def _embedded(self, inputs: Inputs) -> Tensor:
         if self._adapted is not None:
@@ -146,21 +140,38 @@ class Encoder:
         )
         return x
 
-    def _norm_after(self, layer: Layer, x: Tensor, angles: Any) -> Tensor:
-        y = layer.out(self._attend(layer, x, angles))
-        for norm in layer.attention_norm:
-            y = self._ops.add_layer_norm(y, x, *norm, self._spec.eps)
-        z: Tensor = self._ops.add_layer_norm(layer.mlp(y), y, *layer.mlp_norm, self._spec.eps)
-        return z
+    def _norms_after(self, x: Tensor, angles: dict[bool, Any], positions: Tensor) -> Tensor:
+        ops, eps, embedded = self._ops, self._spec.eps, x
+        for n, layer in enumerate(self._layers):
+            y = layer.out(self._attend(layer, x, angles))
+            for norm in layer.attention_norm:
+                y = ops.add_layer_norm(y, x, *norm, eps)
+            x = ops.add_layer_norm(layer.mlp(y), y, *layer.mlp_norm, eps)
+            if n == 0 and self._neighbours is not None:
+                x = self._neighbours(embedded, x, positions)
+        return x if self._final_norm is None else self._normed(x, self._final_norm)
 
-    def _norm_before(self, layer: Layer, x: Tensor, angles: Any) -> Tensor:
-        y = self._normed(x, layer.attention_norm[0]) if layer.attention_norm else x
-        x = x + layer.out(self._attend(layer, y, angles))
-        return x + layer.mlp(self._normed(x, layer.mlp_norm))
+    def _norms_before(self, residual: Tensor, angles: dict[bool, Any], _: Tensor) -> Tensor:
+        """What is added to the residual, which grows in place, and the norm after it are one operation."""
+        ops, eps = self._ops, self._spec.eps
+        if not self._layers:
+            return self._normed(residual, self._last_norm)
+        x = residual
+        for n, layer in enumerate(self._layers):
+            x = ops.add_layer_norm_(layer.out(self._attend(layer, x, angles)), residual, *layer.mlp_norm, eps)
+            last = n + 1 == len(self._layers)
+            norm = self._last_norm if last else self._layers[n + 1].attention_norm[0]
+            x = ops.add_layer_norm_(layer.mlp(x), residual, *norm, eps)
+        return x
 
-    def _attend(self, layer: Layer, x: Tensor, angles: Any) -> Tensor:
+    @property
+    def _last_norm(self) -> Pair:
+        assert self._final_norm is not None, "blocks that begin with their norms end with one"
+        return self._final_norm
+
+    def _attend(self, layer: Layer, x: Tensor, angles: dict[bool, Any]) -> Tensor:
         h = self._spec.heads
-        qkv = layer.qkv(x, angles).contiguous().view(-1, 3 * h.heads, h.head_dim)
+        qkv = layer.qkv(x, angles.get(layer.windowed)).contiguous().view(-1, 3 * h.heads, h.head_dim)
         q, k, v = torch.split(qkv, h.heads, 1)
         return layer.attention.run(q, k, v).flatten(1)
 
@@ -234,13 +245,8 @@ def _mlp(
         else:  # what is activated is read by the adapters as well
             activated = wide(kit.linear(*block.up, spec.activation), at + spec.names.up[0])
         return lambda x: down(activated(x))
-    both, act, gated = kit.linear(*block.up), ACTIVATIONS[spec.activation], spec.gated
-
-    def run(x: Tensor) -> Tensor:
-        halves = both(x).chunk(2, 1)
-        return down(act(halves[gated]) * halves[1 - gated])
-
-    return run
+    both, glu, gated = kit.linear(*block.up), kit.ops.glu, spec.gated
+    return lambda x: down(glu(both(x), spec.activation, gated))
 
 
 def _neighbours(spec: EncoderSpec, weights: Weights, kit: Kit) -> Neighbours | None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hortus.rose.attention import Heads
-from hortus.rose.kernels.linear import ACTIVATIONS, Linear
+from hortus.rose.kernels.linear import Linear
 from hortus.rose.models import Family, Kit, Weights
 from hortus.rose.models.decoder_heads import classifier, language
 from hortus.rose.models.reading import LAYER_TYPES, Config
@@ -146,7 +146,6 @@ class Gemma:
 
     def __init__(self, spec: GemmaSpec, weights: Weights, kit: Kit) -> None:
         self._spec, self._ops = spec, kit.ops
-        self._act = ACTIVATIONS[spec.activation]
         self._embed = weights.pop("embed_tokens.weight")
         # Rounded to the run's format, as the reference does: 27.71 is 27.75 in bfloat16.
         self._scale = float(torch.tensor(spec.hidden**0.5).to(self._embed.dtype))
@@ -176,8 +175,9 @@ class Gemma:
             q, k, v = torch.split(qkv.view(qkv.shape[0], -1, h.head_dim), [h.heads, h.kv_heads, h.kv_heads], 1)
             x = layer.out(self._attention[layer.windowed].run(q, k, v).flatten(1))
             x = self._add_norm(x, layer.out_norm, residual, layer.mlp_norm)
-            gate, up = layer.up(x).chunk(2, -1)
-            x = self._add_norm(layer.down(self._act(gate) * up), layer.down_norm, residual, layer.next_norm)
+            x = self._add_norm(
+                layer.down(ops.glu(layer.up(x), self._spec.activation, 0)), layer.down_norm, residual, layer.next_norm
+            )
         return x
 
     def _add_norm(self, x: Tensor, own: Tensor | None, residual: Tensor, norm: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from hortus.rose.kernels import dense, fused, heads, pooling, quantise, rms, skinny  # noqa: E402
+from hortus.rose.kernels import dense, fused, heads, layernorm, pooling, quantise, rms, skinny  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     triton.knobs.runtime.interpret, reason="TRITON_INTERPRET=1 leaves nothing to compile in this process"
@@ -36,7 +36,18 @@ KERNELS = {
         {"WIDTH": 384, "BLOCK": 512, "POSITION": True, "TYPE": True, "IDS_OF_TYPE": True, "BIAS": True},
         2,
     ),
-    "add_layer_norm": (fused._add_layer_norm, {"WIDTH": 384, "BLOCK": 512, "BIAS": True}, 2),
+    "add_layer_norm": (
+        layernorm._add_layer_norm,
+        {"WIDTH": 384, "BLOCK": 512, "ROWS": 1, "BIAS": True, "GROW": False, "EARLY": True},
+        2,
+    ),
+    "add_layer_norm of rows": (
+        layernorm._add_layer_norm,
+        {"WIDTH": 768, "BLOCK": 1024, "ROWS": 4, "BIAS": False, "bias": None, "GROW": True, "EARLY": True},
+        4,
+    ),
+    "glu": (layernorm._glu, {"INNER": 1152, "FIRST": 0, "ACT": 0, "BLOCK": 1024, "EARLY": True}, 4),
+    "glu, tanh": (layernorm._glu, {"INNER": 1152, "FIRST": 1, "ACT": 1, "BLOCK": 1024, "EARLY": False}, 4),
     "rms_norm": (rms._rms_norm, {**ONE, "PARTS": 0, "residual": None, "EARLY": True}, 4),
     "rms_norm of rows": (rms._rms_norm, {**FOUR, "PARTS": 0, "residual": None, "EARLY": True}, 4),
     "add_rms_norm": (rms._rms_norm, {**FOUR, "PARTS": 1, "EARLY": False}, 4),
