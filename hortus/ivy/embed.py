@@ -276,7 +276,7 @@ class Embedder:
     def _tokens(self, batch: TokenBatch, begin: float, field: str) -> Tokens:
         seconds = time.perf_counter() - begin
         self._metrics.tokenize_seconds.observe(seconds)
-        self._metrics.request_tokens.observe(batch.total_tokens)
+        self._metrics.request_tokens.observe(len(batch.ids))
         return Tokens(batch, seconds, field)
 
     # Rows
@@ -316,7 +316,7 @@ class Embedder:
         chunks = split(batch, self.info.batch_tokens)
         parts, timings = await (run(0, batch) if len(chunks) == 1 else _run_all(run, chunks))
         timings.tokenize_ms = tokens.seconds * 1e3
-        return Done(parts, batch.total_tokens, timings)
+        return Done(parts, len(batch.ids), timings)
 
     def _name(self, tokens: Tokens, row: int) -> str:
         """What the request calls the input of a row."""

@@ -155,7 +155,8 @@ class Reader:
 def written(request: Request, answer: Answer) -> list[bytes]:
     """The whole answer as it is sent, in one piece when it is small; the head of one whose body comes in parts or pieces."""
     body = answer.body
-    length = b"" if answer.pieces is not None else b"content-length: %d\r\n" % answer.size
+    size = len(body) if isinstance(body, bytes) else answer.size
+    length = b"" if answer.pieces is not None else b"content-length: %d\r\n" % size
     if not request.keep_alive:
         length += b"connection: close\r\n"
     elif b"connection" in request.headers:  # HTTP/1.0 wants to hear it
@@ -167,7 +168,7 @@ def written(request: Request, answer: Answer) -> list[bytes]:
         return [head]
     if isinstance(body, list):
         return [head]
-    return [head + body] if len(body) <= JOIN_BYTES else [head, body]
+    return [head + body] if size <= JOIN_BYTES else [head, body]
 
 
 def path_of(target: bytes) -> str:

@@ -32,6 +32,6 @@ def split(batch: TokenBatch, budget: int, most: int = 512) -> list[TokenBatch]:
 
     `most` is for requests of very short texts, so that they are shared out too.
     """
-    if len(batch) <= most and batch.total_tokens <= budget:
+    if len(batch.cu_seqlens) - 1 <= most and len(batch.ids) <= budget:
         return [batch]
     return [batch.slice(lo, hi) for lo, hi in cut(batch.lengths, budget, most)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
+import re
 import weakref
 from collections.abc import Sequence
 from itertools import accumulate
@@ -128,7 +129,8 @@ class WordPiece:
         lengths = np.array([*map(len, words)], np.int32)
         inside, numbers = np.array(goes_on, np.uint8), np.array(ids, np.int32)
         around = np.array([*frame[0], *frame[1], 0], np.int32)
-        self._first = {c for form in forms for c in (form[:1], form[:1].upper())}
+        first = {c for form in forms if form for c in (form[0], form[0].upper())}
+        self._may_spell = re.compile(f"[{re.escape(''.join(sorted(first)))}]" if first else r"(?!)").search
         self._vocabulary = libraries[0].hortus_wordpiece_new(
             "".join(words).encode(), lengths.ctypes.data, inside.ctypes.data, numbers.ctypes.data, len(words),
             spelt, len(spelt), lower, model["max_input_chars_per_word"], unknown,
@@ -140,7 +142,7 @@ class WordPiece:
 
     def sure(self, texts: Sequence[str]) -> bool:
         """Whether a glance tells that none of the texts is the tokenizer's to read. (A control character is not seen.)"""
-        return all(map(str.isascii, texts)) and not any(c in text for c in self._first for text in texts)
+        return all(map(str.isascii, texts)) and not any(map(self._may_spell, texts))
 
     def packed(self, texts: Sequence[str], most: int) -> TokenBatch | None:
         """All texts in one batch, framed; None unless all are plain and of 1 to `most` tokens."""

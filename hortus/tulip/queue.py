@@ -98,7 +98,7 @@ class Queue(Generic[W]):
             raise Overloaded(
                 f"the queue is full: {self.tokens} tokens wait, {work.tokens} more would pass the limit of {limit}"
             )
-        self._lane(work)[work] = None
+        (self._bulk if work.bulk else self._short)[work] = None
         self._count(work, work.tokens, work.sequences)
 
     def take(self, max_tokens: int, max_sequences: int, now: float) -> Taken[W]:
