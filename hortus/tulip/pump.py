@@ -41,7 +41,7 @@ class Flight(Generic[W]):
     handed: float
     """When it was handed to the pump, monotonic seconds."""
     cut: bool = False
-    """Of one of the works, others hold more."""
+    """Of some of the works it holds only a part."""
 
 
 class Pump(Generic[W]):
@@ -78,7 +78,7 @@ class Pump(Generic[W]):
 
     def send(self, flight: Flight[W]) -> None:
         try:
-            parts = [work.batch.slice(lo, hi) for work, lo, hi in flight.slices]
+            parts = [work.batch.slice(lo, hi) if flight.cut else work.batch for work, lo, hi in flight.slices]
             batch = TokenBatch.merge(parts) if parts else _PROBE
             # Only one thread is ever inside the engine, and steps keep their order.
             quick = self._sent == self._stepped and self._engine.quick(batch)

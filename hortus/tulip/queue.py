@@ -99,7 +99,7 @@ class Queue(Generic[W]):
                 f"the queue is full: {self.tokens} tokens wait, {work.tokens} more would pass the limit of {limit}"
             )
         (self._bulk if work.bulk else self._short)[work] = None
-        self._count(work, work.tokens, work.sequences)
+        self._count(work.bulk, work.tokens, work.sequences)
 
     def take(self, max_tokens: int, max_sequences: int, now: float) -> Taken[W]:
         """The oldest sequences of each lane that fit into one batch: short works first, then bulk up to half a batch.
@@ -121,6 +121,7 @@ class Queue(Generic[W]):
     def _fill(self, lane: OrderedDict[W, None], filling: _Filling[W], tokens: int, sequences: int, now: float) -> None:
         """Take from one lane, in order, up to so many tokens and sequences."""
         slices = filling.bulk if lane is self._bulk else filling.short
+        tokens_before, sequences_before = filling.tokens, filling.sequences
         room_tokens, room_sequences = tokens, min(sequences, filling.max_sequences - filling.sequences)
         while lane and room_sequences > 0 and (self._merge or not filling.sequences):
             work = next(iter(lane))
@@ -144,12 +145,12 @@ class Queue(Generic[W]):
             filling.sequences += sequences
             room_tokens -= tokens
             room_sequences -= sequences
-            self._count(work, -tokens, -sequences)
             work.cursor += sequences
             work.sequences -= sequences
             work.tokens -= tokens
             if work.sequences == 0:
                 del lane[work]
+        self._count(lane is self._bulk, tokens_before - filling.tokens, sequences_before - filling.sequences)
 
     def drop(self, work: W) -> int:
         """Forget what of a work still waits; how many sequences that was. Harmless when nothing of it waits."""
@@ -158,7 +159,7 @@ class Queue(Generic[W]):
             return 0
         del lane[work]
         dropped = work.sequences
-        self._count(work, -work.tokens, -dropped)
+        self._count(work.bulk, -work.tokens, -dropped)
         work.tokens = work.sequences = 0
         return dropped
 
@@ -169,10 +170,10 @@ class Queue(Generic[W]):
     def _lane(self, work: W) -> OrderedDict[W, None]:
         return self._bulk if work.bulk else self._short
 
-    def _count(self, work: W, tokens: int, sequences: int) -> None:
+    def _count(self, bulk: bool, tokens: int, sequences: int) -> None:
         self.tokens += tokens
         self.sequences += sequences
-        if work.bulk:
+        if bulk:
             self.bulk_tokens += tokens
 
 

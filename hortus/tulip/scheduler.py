@@ -254,19 +254,19 @@ class Scheduler:
                 self._hand_over(taken, now)
 
     def _hand_over(self, taken: Taken[Asked], now: float) -> None:
-        rows, cut, waited = 0, False, []
-        ends = []
+        rows, cut, ends, waited = 0, False, [], []
         for work, lo, hi in taken.slices:
             if not work.handed:
                 work.handed = now
                 waited.append(now - work.enqueued)
-            if work.rows is None and hi - lo < len(work.batch.cu_seqlens) - 1:
-                try:
-                    work.rows = np.empty((work.batch.rows, self._width), np.float32)
-                except MemoryError:
-                    self._fail(work, OutOfMemory("no memory for the rows of this request"), "engine_error")
-            cut = cut or work.rows is not None
-            first, end = work.batch.rows_of(lo, hi)
+            if hi - lo < len(work.batch.cu_seqlens) - 1:
+                cut = True
+                if work.rows is None:
+                    try:
+                        work.rows = np.empty((work.batch.rows, self._width), np.float32)
+                    except MemoryError:
+                        self._fail(work, OutOfMemory("no memory for the rows of this request"), "engine_error")
+            first, end = (lo, hi) if work.batch.spans is None else work.batch.rows_of(lo, hi)
             rows += end - first
             ends.append(rows)
         self._send(Flight(taken.slices, ends, taken.sequences, rows, taken.tokens, now, cut))

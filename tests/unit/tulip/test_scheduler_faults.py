@@ -179,3 +179,20 @@ async def test_probe_of_an_idle_engine_that_hangs():
         assert not await tulip.probe(0.01)
         assert not await tulip.probe(0.01)
         assert engine.steps == 1, "one probe at a time"
+
+
+async def test_no_memory_for_the_rows_of_a_request_fails_it_alone(monkeypatch):
+    """It needs an array of its own, being cut over several batches."""
+    async with running(max_batch_tokens=10) as (tulip, _):
+        with monkeypatch.context() as patch:
+            patch.setattr(scheduler.np, "empty", raise_memory_error)
+            large = submit(tulip, TokenBatch.of([[i] * 4 for i in range(9)]))
+            small = TokenBatch.of([[7]])
+            np.testing.assert_array_equal((await tulip.encode(small)).rows, fake_rows(small, WIDTH))
+            with pytest.raises(OutOfMemory):
+                await large
+        assert (await tulip.encode(ONE)).rows.shape == (1, WIDTH)
+
+
+def raise_memory_error(*args, **named):
+    raise MemoryError
