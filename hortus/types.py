@@ -111,11 +111,14 @@ class TokenBatch:
         if len(parts) == 1:
             return parts[0]
         ids = np.concatenate([p.ids for p in parts])
-        # Numpy calls a part are what this costs, so ends are joined and shifted rather than lengths taken and summed.
-        cu = np.zeros(sum([len(p.cu_seqlens) for p in parts]) - len(parts) + 1, np.int32)
-        np.concatenate([p.cu_seqlens[1:] for p in parts], out=cu[1:])
-        starts = [0, *accumulate([len(p.ids) for p in parts[:-1]])]
-        cu[1:] += np.repeat(np.array(starts, np.int32), [len(p.cu_seqlens) - 1 for p in parts])
+        sizes, starts = [len(p.cu_seqlens) - 1 for p in parts], [0, *accumulate([len(p.ids) for p in parts])]
+        if sizes.count(1) == len(sizes):  # the same in fewer calls: most requests have one
+            cu = np.array(starts, np.int32)
+        else:
+            # Numpy calls a part are what this costs, so ends are joined and shifted rather than lengths taken and summed.
+            cu = np.zeros(sum(sizes) + 1, np.int32)
+            np.concatenate([p.cu_seqlens[1:] for p in parts], out=cu[1:])
+            cu[1:] += np.repeat(np.array(starts[:-1], np.int32), sizes)
         types: UInt8 | None = None
         if any(p.token_types is not None for p in parts):
             types = np.concatenate(
@@ -123,7 +126,7 @@ class TokenBatch:
             )
         if all(p.spans is None for p in parts):
             return TokenBatch(ids, cu, types)
-        spans = np.concatenate([p._all_spans() + np.int32(at) for p, at in zip(parts, starts, strict=True)])
+        spans = np.concatenate([p._all_spans() + np.int32(at) for p, at in zip(parts, starts[:-1], strict=True)])
         counts = [np.ones(len(p), np.int32) if p.span_counts is None else p.span_counts for p in parts]
         return TokenBatch(ids, cu, types, spans, np.concatenate(counts))
 
