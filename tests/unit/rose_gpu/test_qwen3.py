@@ -130,8 +130,8 @@ def test_both_model_types_are_this_family():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}, "rope type 'yarn'"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}, "rope_parameters": None}, "rope type 'dynamic'"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0}}, "rope type 'longrope'"),
+        ({"rope_scaling": {"type": "ntk", "factor": 2.0}, "rope_parameters": None}, "rope type 'ntk'"),
         ({"rope_scaling": {"type": "linear", "factor": 0.5}, "rope_parameters": None}, "must be 1 or more, not 0.5"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
