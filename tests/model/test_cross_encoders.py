@@ -32,6 +32,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Roberta": SIZES | ONE,
     "XLMRoberta": SIZES | ONE | {"pad_token_id": 1},
     "Camembert": SIZES | ONE,
+    "JinaEmbeddingsV3": SIZES | ONE | {"pad_token_id": 1, "max_position_embeddings": 514},
     "DistilBert": DISTIL,
     "MPNet": SIZES,
     "ModernBert": SIZES | {"cls_token_id": 101, "sep_token_id": 102, "local_attention": 12},
