@@ -19,7 +19,7 @@ from hortus.ivy.exchange import Answer, Request
 log = logging.getLogger("hortus.ivy")
 
 HEAD_BYTES = 64 * 1024
-"""Most bytes of a request's head, and of trailers."""
+"""Most bytes of a request's head, and of trailers; a header that is given again counts once within what is read at once."""
 JOIN_BYTES = 64 * 1024
 """Smaller bodies are copied behind their head: one buffer is cheaper to send than two."""
 
