@@ -114,7 +114,7 @@ def test_products(rows, width, depth):
         good = [n for n in range(rows) if n not in (3, 4, 5)]
         assert got[good].isfinite().all()
         gap = (got[good].float() - want[good].float()).norm(dim=1) / want[good].float().norm(dim=1).clamp(min=1e-6)
-        assert gap.max() < 5e-3
+        assert gap.max() < (1e-5 if INTERPRETED else 2e-2), "a GPU adds up in some 14 bits"
         again = fp8.linear(weight, b)(quantise.rows(x))
         assert torch.equal(again.nan_to_num(), got.nan_to_num())
     want = fp8_twin.linear(weight, bias, "gelu")(x)[good].float()
