@@ -73,7 +73,11 @@ def main(argv: Sequence[str]) -> int:
         module = importlib.import_module(PROGRAMS[argv[0]][0])
         entry = "readme" if argv[0] == "readme" else "main"
         words = [*argv] if argv[0] in ("http", "grpc") else [*argv[1:]]
-        return int(getattr(module, entry)(words) or 0)
+        try:
+            return int(getattr(module, entry)(words) or 0)
+        except StartError as e:
+            print(f"hortus bench: {e}", file=sys.stderr)
+            return 1
     flags = parser()
     args = flags.parse_args(argv)
     try:

@@ -25,6 +25,7 @@ import torch
 
 from hortus.bench import reference
 from hortus.bench.flags import duration, whole, written_file
+from hortus.bench.measure import LEAST_COSINE_FP8
 from hortus.bench.results import Record, append, median_p99
 from hortus.config import RoseConfig
 from hortus.folder import open_folder
@@ -150,7 +151,7 @@ def check(b: Bench) -> None:
     two_ways = reference.write_folder(b.work / "mean", b.shape, causal=False)
     one_way = reference.write_folder(b.work / "last", b.shape, causal=True)
     model = reference.random_model(b.shape, [two_ways, one_way], device="cuda" if b.gpu else "cpu")
-    bar = 0.975 if b.dtype == "fp8" else 0.999 if b.gpu else 0.99999
+    bar = LEAST_COSINE_FP8 if b.dtype == "fp8" else 0.999 if b.gpu else 0.99999
     for folder, causal in ((two_ways, False), (one_way, True)):
         engine = b.open(folder, dummy=False)
         worst = 1.0

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-from hortus.bench import fp8
-from hortus.errors import StartError
+from hortus.bench import fp8, main  # noqa: E402
+from hortus.errors import StartError  # noqa: E402
 
 NOUNS = """  1 This software and database is being provided to you, the LICENSEE, by
 00001740 03 n 01 entity 0 003 ~ 00001930 n 0000 | that which is perceived to exist
@@ -45,3 +45,10 @@ def test_lee():
     np.testing.assert_array_equal(task.gains, task.gains.T)
     assert task.gains.diagonal().max() == 0
     assert task.gains.max(1).min() > 0, "each text is like another"
+
+
+def test_a_machine_without_such_a_gpu_is_told_in_one_sentence(capsys: pytest.CaptureFixture[str]):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert main(["engine", "--shape", "tiny", "--dtype", "fp8", "--parts", "times"]) == 1
+    assert "hortus bench: --dtype fp8 needs a GPU of capability 9.0" in capsys.readouterr().err
