@@ -83,7 +83,7 @@ class IvyConfig:
     )
     drain_s: float = knob(
         30.0,
-        "After SIGTERM, seconds to finish requests in flight before exiting. Match the orchestrator's grace time.",
+        "After SIGTERM, seconds to finish requests in flight before exiting. The orchestrator's grace time must be ten longer.",
         low=0,
     )
     tokenize_inline_chars: int = knob(

@@ -37,7 +37,7 @@ from hortus.ivy.access import Access
 from hortus.ivy.body import reworded
 from hortus.ivy.cohere import Cohere
 from hortus.ivy.embed import Embedder
-from hortus.ivy.exchange import Answer, Request, error_answer
+from hortus.ivy.exchange import Answer, Request, error_answer, takes_gzip
 from hortus.ivy.health import Health, Probe, Readiness, probe_of
 from hortus.ivy.journal import Journal
 from hortus.ivy.openai import OpenAI
@@ -313,7 +313,8 @@ def _options(allow: str) -> Handler:
 
 async def _compress(request: Request, answer: Answer) -> None:
     """gzip for a client that takes it, in a thread: zlib lets go of the GIL."""
-    if b"gzip" not in request.headers.get(b"accept-encoding", b""):
+    answer.headers += b"vary: accept-encoding\r\n"
+    if not takes_gzip(request.headers.get(b"accept-encoding", b"")):
         return
     body = answer.body
     answer.body = (
@@ -321,7 +322,7 @@ async def _compress(request: Request, answer: Answer) -> None:
         if isinstance(body, list)
         else await asyncio.to_thread(gzip.compress, body, 1)
     )
-    answer.headers += b"content-encoding: gzip\r\nvary: accept-encoding\r\n"
+    answer.headers += b"content-encoding: gzip\r\n"
 
 
 def _gzipped(parts: list[bytes]) -> list[bytes]:

@@ -45,7 +45,17 @@ def decoder(kind: type[T]) -> Callable[[bytes], T]:
             raise _refusal(str(e), kind) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as e:
             # Lone surrogates and invalid UTF-8 end here, before any tokenizer sees them.
-            cut = " (a text may end in half a surrogate pair, \\ud800 to \\udfff)" if "truncated" in str(e) else ""
+            if not body.strip():
+                raise InvalidInput("the body is empty; a JSON object is wanted") from None
+            # Where a text ends in half a pair, or the body in the middle.
+            cut = ""
+            if "truncated" in str(e):
+                half = b"\\ud" in body or b"\\uD" in body
+                cut = (
+                    " (a text may end in half a surrogate pair, \\ud800 to \\udfff)"
+                    if half
+                    else ": it ends in the middle"
+                )
             raise InvalidInput(f"the body is not valid JSON in UTF-8: {e}{cut}") from None
         except RecursionError:
             raise InvalidInput("the body is not valid JSON: nested too deeply") from None

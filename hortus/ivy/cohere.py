@@ -104,7 +104,7 @@ class Cohere:
 
 def _texts(asked: EmbedRequest) -> list[str]:
     if (asked.texts is None) == (asked.inputs is None):
-        raise InvalidInput("give texts or inputs", param="texts")
+        raise InvalidInput("give texts or inputs" + (", not both" if asked.texts is not None else ""), param="texts")
     if asked.texts is not None:
         return asked.texts
     texts = []

@@ -54,6 +54,19 @@ def body_of(left: bytes, parts: Sequence[bytes], right: bytes, comma: bytes = b"
     return out
 
 
+def takes_gzip(accepted: bytes) -> bool:
+    """What Accept-Encoding says of gzip (RFC 9110, 12.5.3): a weight of 0 refuses it, and what is not named may be meant by *."""
+    weights: dict[bytes, float] = {}
+    for entry in accepted.lower().split(b","):
+        name, *terms = (part.strip() for part in entry.split(b";"))
+        weight = next((t[2:] for t in terms if t.startswith(b"q=")), b"1")
+        try:
+            weights[name.removeprefix(b"x-")] = float(weight)
+        except ValueError:
+            weights[name.removeprefix(b"x-")] = 0.0
+    return weights.get(b"gzip", weights.get(b"*", 0.0)) > 0
+
+
 class Request:
     """What came in. Made by the connection when the head is read, judged by App.admit, answered once the body is there too."""
 

@@ -26,6 +26,7 @@ from hortus.config import TulipConfig
 from hortus.deadlines import Deadlines
 from hortus.errors import DeadlineExceeded, Draining, EngineError, NotReady, OutOfMemory, Overloaded, RequestError
 from hortus.metrics import DROP_REASONS, Metrics
+from hortus.tulip.pace import Pace
 from hortus.tulip.pump import Flight, Pump
 from hortus.tulip.queue import Queue, Taken, Work, decide
 from hortus.types import Engine, Float32, Result, Timings, TokenBatch
@@ -82,7 +83,7 @@ class Scheduler:
         self._flights: dict[Flight[Asked], None] = {}  # in the order of handing over
         self._kicked = False
         self._front_since = 0.0  # when the oldest flight became the oldest
-        self._tokens_per_s = 0.0
+        self._pace = Pace(self._max_batch_tokens)
         self.busy_s = 0.0
         """Seconds in which the engine had something to do, since start."""
         self._watch: asyncio.TimerHandle | None = None
@@ -189,7 +190,7 @@ class Scheduler:
             self._queue.put(work)
         except Overloaded as e:
             self._dropped["overloaded"].inc(sequences)
-            e.retry_after_s = min(max(self._queue.tokens / (self._tokens_per_s or np.inf), 1.0), 60.0)
+            e.retry_after_s = self._pace.seconds(self._queue.tokens)
             raise
         # Not at once but when the loop comes round: requests that arrive together leave together.
         if not self._kicked and len(self._flights) < self._max_in_flight:
@@ -296,7 +297,7 @@ class Scheduler:
             assert error is not None, "a batch comes back with rows or with an error"
             self._step_failed(flight, error)
         else:
-            self._tokens_per_s += 0.1 * (flight.tokens / max(at - began, 1e-6) - self._tokens_per_s)
+            self._pace.note(flight.tokens, at - began)
             self._engine_lives()
         self._dispatch()  # before the answers, so that the engine works while they are read
         if rows is not None:

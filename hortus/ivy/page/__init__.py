@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hortus.errors import RouteNotFound
-from hortus.ivy.exchange import Answer, Request
+from hortus.ivy.exchange import Answer, Request, takes_gzip
 
 KINDS = {
     "page.html": b"text/html; charset=utf-8",
@@ -70,7 +70,7 @@ def _answer(request: Request, file: _File) -> Answer:
         b"cross-origin-resource-policy: same-origin\r\ncache-control: no-cache\r\netag: %b\r\nvary: accept-encoding\r\n"
     ) % (POLICY, file.tag)
     body = file.plain
-    if b"gzip" in request.headers.get(b"accept-encoding", b""):
+    if takes_gzip(request.headers.get(b"accept-encoding", b"")):
         body = file.packed
         headers += b"content-encoding: gzip\r\n"
     known = request.headers.get(b"if-none-match", b"")

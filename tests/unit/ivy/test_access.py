@@ -15,6 +15,7 @@ from hortus.config import IvyConfig, load
 from hortus.errors import StartError
 from hortus.ivy.access import Access
 from hortus.ivy.app import App
+from hortus.ivy.exchange import takes_gzip
 from hortus.metrics import Metrics
 
 
@@ -153,8 +154,26 @@ async def test_large_answers_are_compressed_for_who_takes_it(folder):
     assert int(packed.headers["content-length"]) == len(packed.body) < len(whole.body) * 0.6
     assert gzip.decompress(packed.body) == whole.body
     assert "content-encoding" not in whole.headers
+    assert whole.headers["vary"] == "accept-encoding"
     assert "content-encoding" not in (await gateway.request("POST", "/v1/embeddings", BODY, takes)).headers
     assert "content-encoding" not in (await plain.request("POST", "/embed", large, takes)).headers
+
+
+@pytest.mark.parametrize(
+    ("accepted", "taken"),
+    [
+        *(
+            (a, True)
+            for a in (b"gzip", b"GZIP", b"x-gzip", b"deflate, gzip;q=0.5", b"*", b"gzip ; q=1.0", b"*;q=0, gzip")
+        ),
+        *(
+            (a, False)
+            for a in (b"", b"identity", b"gzip;q=0", b"identity, gzip;q=0.0", b"gzip;q=0, *", b"*;q=0", b"gzip;q=x")
+        ),
+    ],
+)
+def test_gzip_goes_to_who_accepts_it(accepted, taken):
+    assert takes_gzip(accepted) is taken
 
 
 # --- the access log

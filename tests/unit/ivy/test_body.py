@@ -18,6 +18,15 @@ def test_a_name_of_any_length_is_told_in_short():
 
 
 @pytest.mark.parametrize(
+    ("body", "words"), [(b"", "empty"), (b" \n", "empty"), (b'{"input": "x"', "ends in the middle")]
+)
+def test_a_body_that_is_not_whole_says_so(body, words):
+    with pytest.raises(InvalidInput, match=words) as refused:
+        read(body)
+    assert "surrogate" not in refused.value.message
+
+
+@pytest.mark.parametrize(
     "body", [b'{"model":"m","input":"\\ud800"}', b'{"\\ud800":1}', b'{"model":"m","input":"\\udc00 x"}']
 )
 def test_half_a_surrogate_pair_is_named(body):
