@@ -1,9 +1,9 @@
 """Files to blocks of rows: the texts, and the columns that are to be kept.
 
-Parquet columns keep their types. JSONL columns get the types that the first thousand rows of the first file have; a later
-value that is of another makes its row one that is refused. CSV columns are text, and plain text files have none. `NAME:TYPE`
-says a type. A line that cannot be read is a row refused, of whatever format; a file that cannot be read ends the run, with
-its name. Lines that hold nothing are no rows, and are counted all the same, so that a row's number finds its line.
+Parquet columns keep their types. JSONL columns get the types that most of the first thousand rows of the first file with
+rows have; a value that is of another makes its row one that is refused. CSV columns are text, and plain text files have none.
+`NAME:TYPE` says a type. A line that cannot be read is a row refused, of whatever format; a file that cannot be read ends the
+run, with its name. Lines that hold nothing are no rows, and are counted all the same, so that a row's number finds its line.
 
 Does not know windows, parts or vectors.
 """
@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import csv
 import itertools
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -20,13 +21,14 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from hortus.corpus import values
 from hortus.corpus.files import File, Stream
 from hortus.errors import InvalidInput, StartError
 
 BLOCK_ROWS = 1024
 """Most rows of a block: also what a reader holds beside the windows."""
 PROBE_ROWS = 1000
-"""Rows of the first file that settle the types of JSONL columns."""
+"""Rows of the first file with any that settle the types of JSONL columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +103,13 @@ def columns(files: Sequence[File], *, text: str, id: str | None, keep: str | Non
         raise StartError(
             f"--keep and --id need inputs of one format; {first.url} is {first.format}, {mixed.url} {mixed.format}"
         )
-    fields = {
-        "parquet": _parquet_fields,
-        "jsonl": _jsonl_fields,
-        "csv": _csv_fields,
-        "text": _text_fields,
-    }[first.format](first, text, [a.name for a in asked])
+    names = [a.name for a in asked]
+    fields: dict[str, pa.DataType] | None = None
+    for file in (f for f in files if f.format == first.format):
+        if (fields := _FIELDS[first.format](file, text, names)) is not None:
+            break
+    if fields is None:  # nothing but empty files
+        fields = dict.fromkeys(names, pa.string())
     schema = [pa.field(a.name, a.type or fields[a.name]) for a in asked]
     if id is None:
         if any(f.name == "id" for f in schema):
@@ -133,53 +136,65 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
 def check_parquet(file: File, schema: pa.Schema, text: str, names: Sequence[str]) -> None:
     """StartError when the columns are not there or the text column holds none."""
     _need(file, schema.names, [text], "--text")
     _need(file, schema.names, names, "--keep or --id")
     kind = _plain(schema.field(text).type)
-    texts = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    if not texts and not pa.types.is_null(kind):
+    if not _is_text(kind) and not pa.types.is_null(kind):
         raise StartError(f"{file.url}: column {text!r} (--text) is {kind}, not text")
 
 
-def _jsonl_fields(file: File, text: str, names: Sequence[str]) -> dict[str, pa.DataType]:
+def _jsonl_fields(file: File, text: str, names: Sequence[str]) -> dict[str, pa.DataType] | None:
     with _named(file), file.open() as f:
-        rows = [_json(raw) for _, raw in itertools.islice(_lines(f), PROBE_ROWS)]
+        rows = [_json(raw, names) for _, raw in itertools.islice(_lines(f), PROBE_ROWS)]
     good = [r for r in rows if isinstance(r, dict)]
     there = list(dict.fromkeys(k for r in good for k in r))
     if rows and not good:
         raise StartError(
             f"{file.url}: of its first {len(rows)} lines none is a JSON object; is it JSON lines (--format)?"
         )
-    if good:
-        _need(file, there, [text], "--text")
-        _need(file, there, names, "--keep or --id")
-    return {name: _guess([r.get(name) for r in good]) for name in names}
-
-
-def _guess(values: list[Any]) -> pa.DataType:
-    try:
-        kind = pa.infer_type(values)
-    except (pa.ArrowException, OverflowError):
-        return pa.string()
-    return pa.string() if pa.types.is_null(kind) else kind
-
-
-def _csv_fields(file: File, text: str, names: Sequence[str]) -> dict[str, pa.DataType]:
-    with _named(file), file.open() as f:
-        there = _csv_head(_csv_rows(f))
-    if twice := [name for name in (text, *names) if there.count(name) > 1]:
-        raise StartError(f"{file.url}: its first line names {twice[0]!r} more than once")
+    if not good:
+        return None
     _need(file, there, [text], "--text")
     _need(file, there, names, "--keep or --id")
+    return {name: values.guess([r.get(name) for r in good]) for name in names}
+
+
+def _csv_fields(file: File, text: str, names: Sequence[str]) -> dict[str, pa.DataType] | None:
+    with _named(file), file.open() as f:
+        head = _csv_head(_csv_rows(f))
+    if not head:
+        return None
+    check_csv(file, head, text, names)
     return dict.fromkeys(names, pa.string())
+
+
+def check_csv(file: File, head: Sequence[str], text: str, names: Sequence[str]) -> None:
+    """StartError when the first line does not name the columns, each once."""
+    if twice := [name for name in (text, *names) if head.count(name) > 1]:
+        raise StartError(f"{file.url}: its first line names {twice[0]!r} more than once")
+    _need(file, head, [text], "--text")
+    _need(file, head, names, "--keep or --id")
 
 
 def _text_fields(file: File, text: str, names: Sequence[str]) -> dict[str, pa.DataType]:
     if names:
         raise StartError(f"{file.url}: plain text has no columns; leave out --keep and --id")
     return {}
+
+
+# Each gives the columns' types, or None of a file that has no rows to tell them.
+_FIELDS: dict[str, Callable[[File, str, Sequence[str]], dict[str, pa.DataType] | None]] = {
+    "parquet": _parquet_fields,
+    "jsonl": _jsonl_fields,
+    "csv": _csv_fields,
+    "text": _text_fields,
+}
 
 
 # Rows
@@ -242,6 +257,10 @@ def _texts(column: pa.Array) -> list[object]:
 
 def _cast(column: pa.Array, field: pa.Field, file: File) -> pa.Array:
     try:
+        if pa.types.is_boolean(column.type) != pa.types.is_boolean(field.type) and not (
+            _is_text(column.type) or _is_text(field.type) or pa.types.is_null(column.type)
+        ):
+            raise pa.ArrowInvalid("a yes or no is no number")  # which a cast makes of it
         return column if column.type == field.type else column.cast(field.type)
     except pa.ArrowException as e:
         raise StartError(f"{file.url}: column {field.name!r} is not {field.type} throughout ({e})") from None
@@ -261,13 +280,13 @@ class _Lines:
 
 
 def _from_lines(file: File, f: BinaryIO, columns: Columns, skip: int) -> Iterator[Block]:
-    rows = {"jsonl": _jsonl, "csv": _csv, "text": _plain_text}[file.format](f, columns.text)
+    rows = {"jsonl": _jsonl, "csv": _csv, "text": _plain_text}[file.format](file, f, columns)
     if skip:
         next(itertools.islice(rows, skip - 1, skip), None)
     told = passed = _taken(f) if skip else 0.0
     while some := list(itertools.islice(rows, BLOCK_ROWS)):
         texts = [text for _, text, _ in some]
-        kept = _table([row for _, _, row in some], texts, columns)
+        kept = _table([row for _, _, row in some], texts, columns, csv=file.format == "csv")
         here = max(_taken(f), told)
         yield Block(file, [number for number, _, _ in some], texts, kept, here - told, passed)
         told, passed = here, 0.0
@@ -294,26 +313,35 @@ def _decoded(raw: bytes) -> str | InvalidInput:
         return InvalidInput(f"the line is not UTF-8: byte 0x{raw[e.start]:02x} at {e.start} ({e.reason})")
 
 
-def _json(raw: bytes) -> Any:
+def _json(raw: bytes, names: Sequence[str]) -> Any:
+    """The row; of the columns `names` whole numbers are whole, however large."""
     try:
         row = orjson.loads(raw)
     except orjson.JSONDecodeError as e:
         line = _decoded(raw)
         return line if isinstance(line, InvalidInput) else InvalidInput(f"the line is not JSON: {e}")
-    return row if isinstance(row, dict) else InvalidInput("the line is no JSON object")
+    if not isinstance(row, dict):
+        return InvalidInput("the line is no JSON object")
+    if any(values.vast(row.get(name)) for name in names):
+        try:
+            return json.loads(raw)  # slower; makes no floats of what is beyond 64 bits
+        except RecursionError:
+            return InvalidInput("the line is JSON that is nested too deep")
+    return row
 
 
 Row = tuple[int, object, dict[str, Any]]
 """(number, text, the other columns)"""
 
 
-def _jsonl(f: BinaryIO, text: str) -> Iterator[Row]:
+def _jsonl(file: File, f: BinaryIO, columns: Columns) -> Iterator[Row]:
+    names = columns.kept
     for number, raw in _lines(f):
-        row = _json(raw)
-        yield (number, row.get(text), row) if isinstance(row, dict) else (number, row, {})
+        row = _json(raw, names)
+        yield (number, row.get(columns.text), row) if isinstance(row, dict) else (number, row, {})
 
 
-def _plain_text(f: BinaryIO, text: str) -> Iterator[Row]:
+def _plain_text(file: File, f: BinaryIO, columns: Columns) -> Iterator[Row]:
     for number, raw in _lines(f):
         yield number, _decoded(raw), {}
 
@@ -356,11 +384,11 @@ def _csv_head(rows: Iterator[tuple[int, list[str] | InvalidInput]]) -> list[str]
     return head
 
 
-def _csv(f: BinaryIO, text: str) -> Iterator[Row]:
+def _csv(file: File, f: BinaryIO, columns: Columns) -> Iterator[Row]:
     rows = _csv_rows(f)
     head = _csv_head(rows)
-    if head and text not in head:
-        raise StartError(f"no column {text!r} (--text) in the first line; it has {', '.join(head)}")
+    if head:
+        check_csv(file, head, columns.text, columns.kept)
     for number, row in rows:
         if isinstance(row, InvalidInput):
             yield number - 1, row, {}
@@ -368,39 +396,23 @@ def _csv(f: BinaryIO, text: str) -> Iterator[Row]:
             yield number - 1, InvalidInput(f"the line has {len(row)} values, the first line {len(head)}"), {}
         else:
             told = dict(zip(head, row, strict=True))
-            yield number - 1, told[text], told
+            yield number - 1, told[columns.text], told
 
 
-def _table(rows: list[dict[str, Any]], texts: list[object], columns: Columns) -> pa.Table:
-    """The kept columns. A row with a value of another type is refused in `texts`, and is null here."""
+def _table(rows: list[dict[str, Any]], texts: list[object], columns: Columns, *, csv: bool) -> pa.Table:
+    """The kept columns. A row with a value that its column does not take is refused in `texts`, and has null there."""
     if not columns.kept:
         return _no_columns(len(rows))
     arrays = []
     for name in columns.kept:
-        kind, values = columns.schema.field(name).type, [row.get(name) for row in rows]
-        try:
-            arrays.append(_array(values, kind))
-        except (pa.ArrowException, TypeError, ValueError, OverflowError):
-            arrays.append(_array_of_good(values, name, kind, texts))
+        kind, there = columns.schema.field(name).type, [row.get(name) for row in rows]
+        array, bad = values.column(there, kind, csv=csv)
+        arrays.append(array)
+        for i in bad:
+            if not isinstance(texts[i], InvalidInput):  # the first reason is told: the id's, if that is at fault
+                flag = "--id" if name == columns.id else "--keep"
+                texts[i] = InvalidInput(values.unfit(name, flag, there[i], kind))
     return pa.table(arrays, names=columns.kept)
-
-
-def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """Text becomes a number where one is wanted, as CSV needs; nothing else is converted."""
-    if not pa.types.is_string(kind) and all(isinstance(v, str | None) for v in values):
-        return pa.array([v or None for v in values], pa.string()).cast(kind)
-    return pa.array(values, kind)
-
-
-def _array_of_good(values: list[Any], name: str, kind: pa.DataType, texts: list[object]) -> pa.Array:
-    good: list[Any] = []
-    for i, value in enumerate(values):
-        try:
-            good.append(_array([value], kind)[0].as_py())
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as e:
-            texts[i] = InvalidInput(f"column {name!r} is not {kind}: {str(e).partition(chr(10))[0]:.200}")
-            good.append(None)
-    return pa.array(good, kind)
 
 
 class _named:
