@@ -6,10 +6,13 @@ come from the environment, as each client documents it. Does not know what is in
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
+import logging
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, BinaryIO, cast
 
@@ -20,6 +23,8 @@ from fsspec.implementations.local import LocalFileSystem
 from pyarrow import fs as arrow_fs
 
 from hortus.errors import StartError
+
+log = logging.getLogger("hortus.corpus")
 
 ENDINGS = {
     ".parquet": "parquet",
@@ -121,56 +126,121 @@ def file_system(url: str) -> tuple[Any, str]:
         raise StartError(f"{url}: {e}") from None
 
 
+@dataclass(slots=True)
+class _Passed:
+    """What folders and globs hold and is not read, by reason."""
+
+    by_reason: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, reason: str, name: str) -> None:
+        self.by_reason.setdefault(reason, []).append(name)
+
+    def __str__(self) -> str:
+        return "; ".join(f"{len(n)} {reason.format(min(n))}" for reason, n in sorted(self.by_reason.items()))
+
+
+_NO_FORMAT = "whose names say no format (such as {}; give --format to have them read)"
+_HIDDEN = "whose names, or whose folders', begin with . or _ (such as {}; name them to have them read)"
+_IRREGULAR = "that are no regular files (such as {})"
+_FOLDERS = "that are folders, or links to some (such as {}; name them to have what is in them read)"
+
+
 def listed(
     inputs: Sequence[str], *, format: str = "auto", ours: Callable[[Any, str], bool] = lambda where, path: False
 ) -> list[File]:
     """The files that the inputs name: each input in the order given, the files of a glob or a folder by name.
 
-    A folder stands for the files in it, at any depth, whose names say a format; names that begin with `.` or `_` are passed
-    over, as other readers of data sets do. A file named twice is read once. ours: whether a path of a file system is one that
-    the run itself writes; a folder or glob passes such over. StartError: nothing there, no format, or one of ours by name.
+    A folder stands for the files in it, at any depth, whose names say a format, or all when a format is given; names that begin
+    with `.` or `_` are passed over, as other readers of data sets do. What is passed over is told, once. A file named twice is
+    read once, also where its folder is written in another way. ours: whether a path of a file system is one that the run itself
+    writes; a folder or glob passes such over, untold. StartError: nothing there, no format, or one of ours by name.
     """
-    found: dict[str, File] = {}
+    found: dict[object, File] = {}
+    passed = _Passed()
+    folders: dict[str, str] = {}  # as written, to where it is
+
+    def key(path: str) -> tuple[str, str]:
+        folder, base = os.path.split(path)
+        if folder not in folders:
+            folders[folder] = os.path.realpath(folder)
+        return folders[folder], base
+
     for given in inputs:
+        if not given.strip():
+            raise StartError("an input is empty: name a file, folder, glob or URL (`.` for this folder)")
         where, path = file_system(given)
         local = isinstance(where, LocalFileSystem)
         scheme = "" if local else given.partition("://")[0] + "://"
         query = "?" + given.partition("?")[2] if not local and "?" in given.rpartition("/")[2] and scheme else ""
+
+        def named(name: str, given: str = given, path: str = path, before: str = scheme, after: str = query) -> str:
+            # A local path as it was typed: relative ones stay so, and a corpus may move with its folder.
+            return before + name + after if before else _as_typed(given, path, name)
+
         try:
-            for name, info in _there(where, path, given, partial(ours, where)):
-                # A local path as it was typed: relative ones stay so, and a corpus may move with its folder.
-                url = _as_typed(given, path, name) if local else scheme + name + query
-                found.setdefault(name if local else url, _file(url, name, info, format))
+            there = _there(where, path, given, format, partial(ours, where))
+            for name, info, reason in there:
+                if reason is not None:
+                    passed.add(reason, named(name))
+                    continue
+                url = named(name)
+                found.setdefault(key(name) if local else url, _file(url, name, info, format))
         except (OSError, pa.ArrowException) as e:
             raise StartError(f"{given}: {e}") from None
     if not found:
         raise StartError("no input: name at least one file, folder, glob or URL")
+    if passed.by_reason:
+        log.warning("passed over, of what the inputs hold: %s", passed)
     return list(found.values())
 
 
-def _there(where: Any, path: str, given: str, ours: Callable[[str], bool]) -> list[tuple[str, dict[str, Any]]]:
-    """(path, what the file system says of it) of the files that a path, folder or glob names, but for ours."""
+_There = tuple[str, dict[str, Any], str | None]
+"""(path, what the file system says of it, why it is passed over)"""
+
+
+def _there(where: Any, path: str, given: str, format: str, ours: Callable[[str], bool]) -> list[_There]:
+    """What a path, folder or glob names, by name, but for ours. StartError when no file is among it."""
     if any(c in path for c in "*?[") and not where.exists(path):
-        hits = where.glob(path, detail=True)
-        files = {n: i for n, i in hits.items() if i["type"] == "file" and not ours(n)}
-        if not files:
-            raise StartError(
-                f"{given}: matches no file" + (" but what runs into --out write" if any(map(ours, hits)) else "")
-            )
+        hits = _followed(where, where.glob(path, detail=True))
+        found = [(n, i, _unread(i)) for n, i in sorted(hits.items()) if not ours(n)]
+        none = "matches no file" + (" but what runs into --out write" if any(map(ours, hits)) else "")
     elif where.isdir(path):
-        hits = where.find(path, detail=True)
+        hits = _followed(where, where.find(path, detail=True))
         inside = path.rstrip("/") + "/"
-        files = {n: i for n, i in hits.items() if i["type"] == "file" and not _hidden(n.removeprefix(inside))}
-        files = {n: i for n, i in files.items() if kind_of(n)[0] is not None and not ours(n)}
-        if not files:
-            raise StartError(f"{given}: a folder without files of a known kind ({', '.join(ENDINGS)})")
+        found = []
+        for name, info in sorted(hits.items()):
+            reason = _unread(info) or (_HIDDEN if _hidden(name.removeprefix(inside)) else None)
+            if reason is None and format == "auto" and kind_of(name)[0] is None:
+                reason = _NO_FORMAT
+            if not ours(name):
+                found.append((name, info, reason))
+        none = "a folder without files" + (f" of a known kind ({', '.join(ENDINGS)})" if format == "auto" else "")
     elif where.isfile(path):
         if ours(path):
             raise StartError(f"{given}: is what a run into --out writes; give another --out")
-        files = {path: where.info(path)}
+        return [(path, where.info(path), None)]
     else:
-        raise StartError(f"{given}: no such file")
-    return sorted(files.items())
+        raise StartError(f"{given}: {'is no regular file' if where.exists(path) else 'no such file'}")
+    if all(reason is not None for _, _, reason in found):
+        passed = _Passed()
+        for name, _, reason in found:
+            passed.add(str(reason), name)
+        raise StartError(f"{given}: {none}" + (f"; passed over: {passed}" if found else ""))
+    return found
+
+
+def _followed(where: Any, hits: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The same, of links on a disk what they lead to: folders of models and data sets are often made of links."""
+    for name, info in hits.items():
+        if info.get("islink"):
+            with contextlib.suppress(OSError):
+                info |= where.info(name)
+    return hits
+
+
+def _unread(info: dict[str, Any]) -> str | None:
+    """Why nothing can be read of what a file system speaks of so; None of a file."""
+    return {"file": None, "directory": _FOLDERS}.get(info["type"], _IRREGULAR)
 
 
 def _hidden(path: str) -> bool:

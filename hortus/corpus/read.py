@@ -115,7 +115,7 @@ def columns(files: Sequence[File], *, text: str, id: str | None, keep: str | Non
         if any(f.name == "id" for f in schema):
             raise StartError("--keep id: name it by --id, or there would be two columns `id`")
         schema.insert(0, pa.field("id", pa.string()))
-    return Columns(text, id.partition(":")[0] if id else None, pa.schema(schema))
+    return Columns(text, asked[0].name if id is not None else None, pa.schema(schema))
 
 
 def _need(file: File, there: Sequence[str], names: Sequence[str], flag: str) -> None:
