@@ -5,6 +5,7 @@ Does not know where the vectors come from, or where the files go.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,13 +15,16 @@ import orjson
 import pyarrow as pa
 
 from hortus.corpus.plan import Window
-from hortus.corpus.read import Columns
+from hortus.corpus.read import Block, Columns
 from hortus.corpus.vectors import TYPES, Vectors, Wish
 from hortus.errors import InvalidInput, StartError
 
 VECTOR = "embedding"
 CHUNK = ("chunk", "chunk_start", "chunk_end")
 """Number of the chunk in its text, from 0; where it begins and ends there, in characters."""
+
+_CUT_IT = re.compile(r"send `truncate: true`(?: \([^)]*\))?")
+"""How a server's clients have a text cut."""
 
 
 def schema_of(columns: Columns, wish: Wish, values: int) -> pa.Schema:
@@ -44,7 +48,7 @@ def table_of(window: Window, vectors: Vectors, schema: pa.Schema, columns: Colum
     owners = pa.array(vectors.owners)
     arrays: list[Any] = []
     if columns.id is None:
-        names = [f"{b.file.url}:{number}" for b in window.blocks for number in b.numbers]
+        names = [_made_up(b, number) for b in window.blocks for number in b.numbers]
         arrays.append(pa.array(names, pa.string()).take(owners))
     if columns.kept:
         arrays += window.kept.combine_chunks().take(owners).columns
@@ -54,17 +58,24 @@ def table_of(window: Window, vectors: Vectors, schema: pa.Schema, columns: Colum
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
+def _made_up(block: Block, number: int) -> str:
+    """The id of a row that has none of its own: FILE:ROW."""
+    return f"{block.file.url}:{number}"
+
+
 def rejects_of(window: Window, vectors: Vectors, columns: Columns) -> list[bytes]:
-    """A JSON line for each row without a vector: file, row (from 0), id, code and reason."""
+    """A JSON line for each row without a vector: file, row (from 0), id, code and reason.
+
+    id: as in the output; null where the row has none that can be read, and then the reason is that."""
     lines = []
     at = 0
     for block in window.blocks:
         for i in range(at, at + len(block)):
             if (error := vectors.refused.get(i)) is not None:
-                told: dict[str, Any] = {"file": block.file.url, "row": block.numbers[i - at]}
-                if columns.id is not None:
-                    told["id"] = block.kept.column(0)[i - at].as_py()
-                told |= {"code": error.code, "reason": error.message}
+                number = block.numbers[i - at]
+                own = _made_up(block, number) if columns.id is None else block.kept.column(0)[i - at].as_py()
+                reason = _CUT_IT.sub("give --auto-truncate", error.message)
+                told = {"file": block.file.url, "row": number, "id": own, "code": error.code, "reason": reason}
                 lines.append(orjson.dumps(told, default=str) + b"\n")
         at += len(block)
     return lines

@@ -59,9 +59,9 @@ def rows(out: Path) -> tuple[list[int], np.ndarray]:
     )
 
 
-def rejects(out: Path) -> dict[int, str]:
+def rejects(out: Path) -> dict[int, tuple[str, str]]:
     lines = [json.loads(line) for p in sorted(out.glob("_rejects/*")) for line in p.read_text().splitlines()]
-    return {r["id"]: r["code"] for r in lines}
+    return {r["id"]: (r["code"], r["reason"]) for r in lines}
 
 
 def engine() -> FakeEngine:

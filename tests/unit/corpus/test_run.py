@@ -110,8 +110,24 @@ def test_rows_that_cannot_be_embedded_are_told_and_left_out(tmp_path: Path, fake
     assert [r["id"] for r in told] == ["b", "c", "d", "e", None, None, None, "i"]
     said = ["null", "null", "int", "402 tokens", "not JSON", "no JSON object", "not JSON", "column 'n' is not int64"]
     assert all(words in r["reason"] for words, r in zip(said, told, strict=True))
+    assert told[3]["reason"].endswith("; shorten it, or give --auto-truncate to cut its end off")
     assert {r["code"] for r in told} == {"invalid_input", "context_length_exceeded"}
     assert (result(tmp_path / "out")["rejected"], result(tmp_path / "out")["rows_in"]) == (8, 10)
+
+
+@pytest.mark.parametrize("ending", WRITERS)
+def test_a_reject_has_the_id_that_the_row_would_have(tmp_path: Path, ending: str):
+    path = tmp_path / f"in.{ending}"
+    WRITERS[ending](path, ["one", "word " * 400, "two", "word " * 401])
+    assert embed(path, tmp_path / "out", part_rows=3, window_rows=2) == 3
+    numbers = [0, 2, 4, 6] if ending == "jsonl" else [0, 1, 2, 3]  # whose writer leaves lines empty
+    made = [f"{path}:{n}" for n in numbers]
+    assert [r["id"] for r in rejects(tmp_path / "out")] == made[1::2]
+    assert table(tmp_path / "out").column("id").to_pylist() == made[::2]
+    assert list(rejects(tmp_path / "out")[0]) == ["file", "row", "id", "code", "reason"]
+    if ending != "txt":
+        assert embed(path, tmp_path / "own", id="n") == 3
+        assert [int(r["id"]) for r in rejects(tmp_path / "own")] == [1, 3]
 
 
 def test_lines_of_csv_that_cannot_be_read(tmp_path: Path):
