@@ -324,7 +324,9 @@ class CorpusConfig:
         "Folder (or fsspec URL) for the vectors, the rejects and the manifest. A killed run goes on from what is there.",
     )
     format: str = knob(
-        "auto", "What the inputs are. auto: by their names.", choices=("auto", "parquet", "jsonl", "csv", "text")
+        "auto",
+        "What the inputs are. auto: by their names, and a folder's others are passed over.",
+        choices=("auto", "parquet", "jsonl", "csv", "text"),
     )
     text: str = knob("text", "Column of the texts. Plain text files have none: each line is a text.")
     id: str | None = knob(
@@ -332,7 +334,7 @@ class CorpusConfig:
     )
     keep: str | None = knob(
         None,
-        "Further columns to keep in the output, separated by commas. NAME:TYPE converts (price:float64).",
+        "Further columns to keep in the output, separated by commas. NAME:TYPE gives the type (price:float64).",
         many=True,
     )
     precision: str = knob(

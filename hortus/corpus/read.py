@@ -322,7 +322,7 @@ def _json(raw: bytes, names: Sequence[str]) -> Any:
         return line if isinstance(line, InvalidInput) else InvalidInput(f"the line is not JSON: {e}")
     if not isinstance(row, dict):
         return InvalidInput("the line is no JSON object")
-    if any(values.vast(row.get(name)) for name in names):
+    if any(values.vast(row.get(name), raw) for name in names):
         try:
             return json.loads(raw)  # slower; makes no floats of what is beyond 64 bits
         except RecursionError:

@@ -23,6 +23,9 @@ _FRACTIONS: dict[pa.DataType, Any] = {
     pa.float16(): np.finfo(np.float16),
 }
 _WHOLE = re.compile(r"[+-]?\d+")
+_AS_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
+_LONG = b"0" * 19
+"""Digits of the least whole number that has more than 63 bits."""
 _DEEPEST = 32
 """Lists and objects in one another whose type is guessed."""
 _TOLD_CHARS = 80
@@ -155,18 +158,8 @@ def _alias(kind: pa.DataType) -> str:
     return "float64" if kind == pa.float64() else str(kind)
 
 
-def vast(value: Any) -> bool:
-    """Whether a JSON value, or one in it, is a number that orjson may have made a float of although it is whole."""
-    if not isinstance(value, float | list | dict):
-        return False
-    waiting = [value]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, float):
-            if abs(one) >= 2.0**63:
-                return True
-        elif isinstance(one, list):
-            waiting += one
-        elif isinstance(one, dict):
-            waiting += one.values()
-    return False
+def vast(value: Any, line: bytes) -> bool:
+    """Whether a JSON value, read from the line, may be or hold a whole number that orjson made a float of: one beyond 64 bits."""
+    if type(value) is float:
+        return abs(value) >= 2.0**63
+    return isinstance(value, list | dict) and _LONG in line.translate(_AS_ZEROS)
