@@ -83,6 +83,17 @@ class RequestError(HortusError):
         return TABLE[self.code]
 
 
+def bare(error: BaseException) -> None:
+    """Take from an error, and from those it came of, the frames it came through, once it has been told: they hold the request,
+    and mostly the error too, and such a ring stays until the cyclic collector runs, body and all."""
+    left = [error]
+    while left:
+        error = left.pop()
+        left += [e for e in (error.__cause__, error.__context__) if e is not None]
+        left += error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+        error.__traceback__ = error.__cause__ = error.__context__ = None
+
+
 class InvalidInput(RequestError):
     code = "invalid_input"
 

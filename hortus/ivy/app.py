@@ -31,6 +31,7 @@ from hortus.errors import (
     RequestError,
     RouteNotFound,
     StartError,
+    bare,
 )
 from hortus.folder import ModelFolder, readable
 from hortus.ivy.access import Access
@@ -185,6 +186,7 @@ class App:
                     request.shorten(limit)
                 request.check_body(self.config.max_body_bytes)
         except RequestError as e:
+            bare(e)
             request.ended = e
 
     async def answer(self, request: Request) -> Answer | None:
@@ -254,20 +256,23 @@ class App:
                 return "ok", answer
             except RequestError as e:
                 error = reworded(e, request.names)
-            except asyncio.CancelledError:
+            except asyncio.CancelledError as e:
                 if request.ended is not None:
                     task.uncancel()  # the cancellation was the request's own, and ends here
+                    bare(e)
                     error = request.ended
                 elif self.draining:
                     task.uncancel()
                     error = Draining("this server shut down before the request was finished (--drain-s); send it again")
                 else:
                     raise
-            except Exception:
+            except Exception as e:
                 log.exception("request %s failed: a fault in this server", request.name)
+                bare(e)
                 error = EngineError(f"a fault in this server; its log tells more under request id {request.name}")
             finally:
                 self._deadlines.discard(request)
+        bare(error)
         return error.code, None if isinstance(error, Cancelled) else error_answer(error)
 
     def _find(self, request: Request) -> Handler:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
 import time
 from collections import deque
 from collections.abc import AsyncGenerator
@@ -23,6 +24,8 @@ from hortus.ivy.split import cut
 
 log = logging.getLogger("hortus.ivy")
 
+LOOK_S = 0.25
+"""Between two looks whether a client has left whose further requests wait unread."""
 KEEP_ALIVE_S = 75.0
 """Longer than the pools of common clients keep an idle connection, so that it is they who close it: a server that closes
 first resets a request that is just being sent. A head may take as long to arrive."""
@@ -67,6 +70,7 @@ class Connection(asyncio.Protocol):
         self._bad: RequestError | None = None
         """To be told once what came before has been answered: these bytes are not HTTP."""
         self._paused = False
+        self._looking: asyncio.TimerHandle | None = None
         self._in_pieces = False
         """The first request's answer is being sent piece by piece."""
         self._in_body = False
@@ -97,6 +101,7 @@ class Connection(asyncio.Protocol):
             if len(self._requests) > 1 and not self._paused:
                 self._paused = True
                 self._transport.pause_reading()
+                self._look()
         elif self._bad is not None:
             self._tell_bad(self._bad)
 
@@ -104,13 +109,15 @@ class Connection(asyncio.Protocol):
         self._connections.discard(self)
         self.closed.set_result(None)
         self._idle.cancel()
+        if self._looking is not None:
+            self._looking.cancel()
         self._stop_timer()
-        self._reader.ended = True
+        self._reader.close()
         if not self._requests:
             return
+        for request in self._requests:
+            request.ended = request.ended or Cancelled("the client went away")
         first = self._requests[0]
-        if first.ended is None:
-            first.ended = Cancelled("the client went away")
         if self._task is None:
             self._start(first)  # to be counted
         elif self._entered:
@@ -180,30 +187,45 @@ class Connection(asyncio.Protocol):
 
     async def _respond(self, request: Request) -> None:
         self._entered = True
-        # A body that was waited for has been asked for; one refused unseen may never be sent, and then what comes next is
-        # not it.
-        if request.ended is not None and not request.complete and waits_for_100(request):
+        # A body that is answered unseen may never be sent, and then what comes next is not it.
+        if not request.complete and waits_for_100(request):
             request.keep_alive = False
         try:
-            answer = await self._app.answer(request)
-        except Exception:
-            log.exception("request %s failed: a fault in this server", request.name)
-            answer = error_answer(EngineError("a fault in this server; its log tells more"))
-        if self.closed.done():
-            return
-        if answer is None:  # the engine's side says that nobody waits; whoever does must not wait for ever
-            self._transport.abort()
-            return
-        self._write(request, answer)
-        if answer.pieces is not None and request.method != "HEAD":
-            await self._write_pieces(request, answer.pieces)
-            return
-        if isinstance(answer.body, list) and request.method != "HEAD" and not await self._write_parts(answer.body):
-            return
-        if self._full is not None and not await self._taken():
-            return
-        request.sent = True
-        self._end(request)
+            try:
+                answer = await self._app.answer(request)
+            except Exception:
+                log.exception("request %s failed: a fault in this server", request.name)
+                answer = error_answer(EngineError("a fault in this server; its log tells more"))
+            if self.closed.done():
+                return
+            if answer is None:  # the engine's side says that nobody waits; whoever does must not wait for ever
+                self._transport.abort()
+                return
+            self._write(request, answer)
+            if answer.pieces is not None and request.method != "HEAD":
+                await self._write_pieces(request, answer.pieces)
+                return
+            if isinstance(answer.body, list) and request.method != "HEAD" and not await self._write_parts(answer.body):
+                return
+            if self._full is not None and not await self._taken():
+                return
+            request.sent = True
+            self._end(request)
+        except asyncio.CancelledError:
+            # In the middle of its answer. A task that ends cancelled keeps the frames it came through, and they keep it.
+            if not self.closed.done():
+                raise
+        finally:
+            if self.closed.done():
+                self._count_next()
+
+    def _count_next(self) -> None:
+        """The client has gone: what it sent behind is told and counted as what it left, one after another."""
+        if self._requests:
+            self._requests.popleft()
+        if self._requests:
+            self._requests[0].begin()
+            self._start(self._requests[0])
 
     def _write(self, request: Request, answer: Answer) -> None:
         last = len(self._requests) < 2  # else those behind it are told as well that this server drains
@@ -283,9 +305,18 @@ class Connection(asyncio.Protocol):
         elif self._bad is not None:
             self._tell_bad(self._bad)
 
+    def _look(self) -> None:
+        """Whether the client has left, every so often while it is not read: what it sent last hides that from the loop."""
+        if has_left(self._transport):
+            self._transport.abort()
+        else:
+            self._looking = self._loop.call_later(LOOK_S, self._look)
+
     def _listen(self) -> None:
         if self._paused:
             self._paused = False
+            if self._looking is not None:
+                self._looking.cancel()
             self._transport.resume_reading()
 
     def _tell_bad(self, error: RequestError) -> None:
@@ -323,3 +354,13 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def has_left(transport: asyncio.Transport) -> bool:
+    """Whether the client has closed its side, whatever of it is still unread. Only Linux tells."""
+    sock = transport.get_extra_info("socket")
+    if sock is None or not hasattr(select, "POLLRDHUP"):
+        return False
+    poll = select.poll()
+    poll.register(sock.fileno(), select.POLLRDHUP)
+    return bool(poll.poll(0))

@@ -75,6 +75,12 @@ class Reader:
             return self._break_off(InvalidInput("not a valid HTTP request"))
         return self._break_off(_head_too_large()) if self._fed > HEAD_BYTES else None
 
+    def close(self) -> None:
+        """Nothing more comes. The parser holds this reader: it is let go, so that both are free without the collector."""
+        self.ended = True
+        self._reading = None
+        del self._parser
+
     # The parser's calls: they only note what there is
 
     def on_url(self, url: bytes) -> None:

@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from hortus.config import LinkConfig
-from hortus.errors import HortusError, NotReady, RequestError, StartError
+from hortus.errors import HortusError, NotReady, RequestError, StartError, bare
 from hortus.folder import ModelFolder, open_folder
 from hortus.ivy.address import Place, Target, places, resolve
 from hortus.ivy.link import Link, Lost, Refused, told_of_itself
@@ -207,10 +207,12 @@ class Replicas:
         try:
             return await first.encode(batch, deadline)
         except Lost as e:
+            bare(e)
             failure: RequestError = NotReady(f"replica {first} was lost: {e}")
         except RequestError as e:
             if not told_of_itself(e):
                 raise
+            bare(e)  # it may be kept here, in a frame that it came through
             failure = e
             if e.code == "not_ready":
                 first.rests_until = time.monotonic() + REST_S

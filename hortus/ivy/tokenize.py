@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 import orjson
 import tokenizers
 
-from hortus.errors import Draining, InvalidInput
+from hortus.errors import Draining, InvalidInput, bare
 from hortus.folder import ModelFolder
 from hortus.ivy.apart import Apart, Gone
 from hortus.ivy.assemble import Truncate
@@ -205,7 +205,11 @@ class Tokenizer(Composer):
         # than threads, so that another's wait for no more than that.
         for i in range(0, len(slices), at_once):
             work_now = [loop.run_in_executor(self._threads, work, lo, hi) for lo, hi in slices[i : i + at_once]]
-            for done in await asyncio.gather(*work_now, return_exceptions=True):
+            all_done = await asyncio.gather(*work_now, return_exceptions=True)
+            for error in all_done:
+                if isinstance(error, BaseException):
+                    bare(error)
+            for done in all_done:
                 if isinstance(done, BaseException):
                     raise done  # of several the first in order, so that a request gets the same answer each time
                 yield done

@@ -24,7 +24,7 @@ import numpy as np
 
 from hortus.config import TulipConfig
 from hortus.deadlines import Deadlines
-from hortus.errors import DeadlineExceeded, Draining, EngineError, NotReady, OutOfMemory, Overloaded, RequestError
+from hortus.errors import DeadlineExceeded, Draining, EngineError, NotReady, OutOfMemory, Overloaded, RequestError, bare
 from hortus.metrics import DROP_REASONS, Metrics
 from hortus.tulip.pace import Pace
 from hortus.tulip.pump import Flight, Pump
@@ -334,6 +334,7 @@ class Scheduler:
     def _step_failed(self, flight: Flight[Asked], error: BaseException) -> None:
         if flight.slices:
             log.error("a step of %d sequences, %d tokens failed", flight.sequences, flight.tokens, exc_info=error)
+            bare(error)  # it has been told; the frames hold this batch, and may hold the one before
             for work, _, _ in flight.slices:
                 self._fail(work, _request_error(error), "engine_error")
             if all(other.slices for other in self._flights) and not isinstance(self._refusal, Draining):

