@@ -136,10 +136,7 @@ class Request:
 
     def shorten(self, timeout_ms: bytes) -> None:
         """Take the client's own time limit; it can only be shorter. InvalidInput when it is no number of milliseconds."""
-        try:
-            asked_s = float(timeout_ms) / 1e3
-        except ValueError:
-            asked_s = 0.0
+        asked_s = float(timeout_ms) / 1e3 if timeout_ms.isdigit() else 0.0
         if not 0 < asked_s < float("inf"):
             raise InvalidInput(
                 f"x-hortus-timeout-ms: {timeout_ms.decode('latin-1')!r:.40} is no number of milliseconds"

@@ -98,6 +98,8 @@ class Reader:
             client=self._client, keep_alive=parser.should_keep_alive(),
         )  # fmt: skip
         self._requests.append(request)
+        if b"expect" in request.headers and parser.get_http_version() == "1.0":
+            del request.headers[b"expect"]  # it would not know what to do with a 100
         if size > HEAD_BYTES:
             request.ended = _head_too_large()
             return

@@ -176,6 +176,28 @@ async def test_a_body_refused_unseen_is_the_connections_last(made):
     assert wire.lost
 
 
+@pytest.mark.parametrize("head", [b"GET /health", b"POST /nothing", b"DELETE /v1/embeddings"])
+@pytest.mark.parametrize("some", [b"", b"x"])
+async def test_a_body_answered_unseen_is_the_connections_last(client, head, some):
+    wire = Stream(client.app)
+    wire.feed(head + b" HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: 3\r\n\r\n" + some)
+    await wire.until(1)
+    assert b"connection: close" in wire.written
+    assert b" 100 " not in wire.written
+
+
+async def test_a_client_of_http_1_0_is_not_told_to_continue(client):
+    wire = Stream(client.app)
+    whole = post(GOOD, b"Expect: 100-continue", b"connection: keep-alive").replace(b"HTTP/1.1", b"HTTP/1.0")
+    wire.feed(whole[:-3])
+    await rounds()
+    assert not wire.written
+    wire.feed(whole[-3:])
+    await wire.until(1)
+    assert wire.statuses == [200]
+    assert b"connection: keep-alive" in wire.written
+
+
 async def test_the_rest_of_a_refused_body_is_waited_for_only_so_long(client, monkeypatch):
     monkeypatch.setattr(connection, "DISCARD_S", 0.02)
     wire = Stream(client.app)
