@@ -99,7 +99,7 @@ class Request:
         self.tail = ""
         """What follows the route, for routes that take a name."""
         self.headers = headers
-        """Names in lower case; of a header given twice the last."""
+        """Names in lower case; what is given on several lines is one list, with commas."""
         self.keep_alive = keep_alive
         """The client may send another on this connection."""
         self.name = ""
@@ -150,9 +150,6 @@ class Request:
         length = int(self.headers.get(b"content-length", 0))
         if length > limit:
             raise _too_large(f"{length} bytes", limit)
-        coding = self.headers.get(b"transfer-encoding")
-        if coding is not None and coding.lower() != b"chunked":
-            raise InvalidInput(f"transfer-encoding {coding.decode('latin-1')!r:.40} is not supported; chunked is")
         encoding = self.headers.get(b"content-encoding")
         if encoding is not None and encoding.lower() != b"identity":
             raise InvalidInput(f"content-encoding {encoding.decode('latin-1')!r:.40} is not supported; send plain JSON")

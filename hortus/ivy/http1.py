@@ -19,9 +19,13 @@ from hortus.ivy.exchange import Answer, Request
 log = logging.getLogger("hortus.ivy")
 
 HEAD_BYTES = 64 * 1024
-"""Most bytes of a request's head, and of trailers; a header that is given again counts once within what is read at once."""
+"""Most bytes of a request's head, and of trailers."""
 JOIN_BYTES = 64 * 1024
 """Smaller bodies are copied behind their head: one buffer is cheaper to send than two."""
+
+_ONCE = {b"authorization", b"content-length", b"host", b"transfer-encoding"}
+"""Headers that say whose a request is, for whom, or where it ends. A proxy in front may go by another of two lines than this
+server does, so that each sees another request: two are refused, not chosen from."""
 
 _STATUS = {s.value: b"HTTP/1.1 %d %b\r\n" % (s.value, s.phrase.encode()) for s in http.HTTPStatus}
 
@@ -41,11 +45,8 @@ class Reader:
     def __init__(self, judge: Judge, requests: deque[Request], client: str) -> None:
         """client: its address, for logs."""
         self._judge, self._requests, self._client = judge, requests, client
-        self._noted: dict[bytes, bytes] = {}
+        self._lines: list[tuple[bytes, bytes]] = []
         """Headers as they come, and trailers, which nobody wants."""
-        self.on_header = (
-            self._noted.__setitem__
-        )  # the parser calls it for each, and Python's own call is the most of it
         self._parser = httptools.HttpRequestParser(self)
         self._reading: Request | None = None
         """Its head has been read, its body not all."""
@@ -86,22 +87,31 @@ class Reader:
     def on_url(self, url: bytes) -> None:
         self._url += url
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._lines.append((name, value))
+
     def on_headers_complete(self) -> None:
         parser, method = self._parser, self._parser.get_method()
         if parser.should_upgrade():
             self._offer = method != b"CONNECT"
             return
-        noted = self._noted
-        size = len(self._url) + sum(map(len, noted)) + sum(map(len, noted.values())) + 4 * len(noted)
+        lines = self._lines
+        headers = {name.lower(): value for name, value in lines}
         request = self._reading = Request(
-            method.decode("ascii"), "", {name.lower(): value for name, value in noted.items()}, self._judge.config.timeout_s,
+            method.decode("ascii"), "", headers, self._judge.config.timeout_s,
             client=self._client, keep_alive=parser.should_keep_alive(),
         )  # fmt: skip
         self._requests.append(request)
-        if b"expect" in request.headers and parser.get_http_version() == "1.0":
-            del request.headers[b"expect"]  # it would not know what to do with a 100
-        if size > HEAD_BYTES:
+        if b"expect" in headers and parser.get_http_version() == "1.0":
+            del headers[b"expect"]  # it would not know what to do with a 100
+        if self._fed > HEAD_BYTES and len(self._url) + sum(len(n) + len(v) + 4 for n, v in lines) > HEAD_BYTES:
             request.ended = _head_too_large()
+            return
+        doubt = _join(headers, lines) if len(headers) != len(lines) else None
+        if b"transfer-encoding" in headers:
+            doubt = doubt or _check_coding(headers[b"transfer-encoding"], parser.get_http_version())
+        if doubt is not None:
+            request.ended, request.keep_alive = doubt, False
             return
         try:
             request.path = path_of(self._url)
@@ -120,7 +130,7 @@ class Reader:
             self._fed = 0
             self._reading.finish()
             self._reading, self._url = None, b""
-            self._noted.clear()
+            self._lines.clear()
 
     def _parse(self, data: bytes) -> None:
         """Offers to upgrade are declined by answering as usual. Java's HttpClient offers h2c with every request to a plain
@@ -135,14 +145,12 @@ class Reader:
                     raise httptools.HttpParserError from None
                 data = self._head_without_offer() + data[stop.args[0] :]
                 self._offer, self._url = False, b""
-                self._noted.clear()
+                self._lines.clear()
                 self._parser = httptools.HttpRequestParser(self)
 
     def _head_without_offer(self) -> bytes:
         lines = [b"%b %b HTTP/%b" % (self._parser.get_method(), self._url, self._parser.get_http_version().encode())]
-        lines += [
-            b"%b: %b" % item for item in self._noted.items() if item[0].lower() not in (b"upgrade", b"connection")
-        ]
+        lines += [b"%b: %b" % line for line in self._lines if line[0].lower() not in (b"upgrade", b"connection")]
         if not self._parser.should_keep_alive():
             lines.append(b"connection: close")
         return b"\r\n".join([*lines, b"", b""])
@@ -188,7 +196,30 @@ def path_of(target: bytes) -> str:
 
 def waits_for_100(request: Request) -> bool:
     """It sends its body once told to."""
-    return request.headers.get(b"expect", b"").lower() == b"100-continue"
+    expected = request.headers.get(b"expect")
+    return expected is not None and b"100-continue" in (e.strip() for e in expected.lower().split(b","))
+
+
+def _join(headers: dict[bytes, bytes], lines: list[tuple[bytes, bytes]]) -> RequestError | None:
+    """Make one list of each header that has several lines (RFC 9110, 5.3). An error where there may be but one."""
+    values: dict[bytes, list[bytes]] = {}
+    for name, value in lines:
+        values.setdefault(name.lower(), []).append(value)
+    for name, several in values.items():
+        if len(several) > 1 and name in _ONCE:
+            return InvalidInput(f"not a valid HTTP request: {len(several)} {name.decode()} headers; send one")
+        if name in headers:
+            headers[name] = b", ".join(several)
+    return None
+
+
+def _check_coding(coding: bytes, version: str) -> RequestError | None:
+    """An error for a body that this server and a proxy in front of it might take to end in different places."""
+    if version == "1.0":
+        return InvalidInput("not a valid HTTP request: HTTP/1.0 has no transfer-encoding")
+    if coding.strip().lower() != b"chunked":
+        return InvalidInput(f"transfer-encoding {coding.decode('latin-1')!r:.40} is not supported; chunked is")
+    return None
 
 
 def _head_too_large() -> InvalidInput:

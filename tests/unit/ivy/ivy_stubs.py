@@ -9,6 +9,7 @@ import json
 from dataclasses import dataclass, field
 
 import numpy as np
+from patience import PATIENCE_S
 
 from hortus.config import IvyConfig
 from hortus.folder import ModelFolder
@@ -143,6 +144,33 @@ class Wire(asyncio.Transport):
 
     def can_write_eof(self) -> bool:
         return False
+
+
+class Stream(Wire):
+    """A transport that notes what it is told, and keeps answers in the order written."""
+
+    def __init__(self, app) -> None:
+        super().__init__(app)
+        self.reading, self.unsent = True, 0
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    @property
+    def statuses(self) -> list[int]:
+        return [int(part[:3]) for part in bytes(self.written).split(b"HTTP/1.1 ")[1:]]
+
+    async def until(self, count: int) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while len(self.statuses) < count:
+                self.wrote.clear()
+                await self.wrote.wait()
 
 
 @dataclass

@@ -8,7 +8,7 @@ import json
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ivy_stubs import Wire
+from ivy_stubs import Stream
 from patience import PATIENCE_S
 
 from hortus.ivy import connection
@@ -21,33 +21,6 @@ GOOD = json.dumps({"model": "mini", "input": "a"}).encode()
 def post(body: bytes = GOOD, *headers: bytes) -> bytes:
     lines = [b"POST /v1/embeddings HTTP/1.1", *headers, b"content-length: %d" % len(body), b"", body]
     return b"\r\n".join(lines)
-
-
-class Stream(Wire):
-    """A transport that notes what it is told, and keeps answers in the order written."""
-
-    def __init__(self, app) -> None:
-        super().__init__(app)
-        self.reading, self.unsent = True, 0
-
-    def pause_reading(self) -> None:
-        self.reading = False
-
-    def resume_reading(self) -> None:
-        self.reading = True
-
-    def get_write_buffer_size(self) -> int:
-        return self.unsent
-
-    @property
-    def statuses(self) -> list[int]:
-        return [int(part[:3]) for part in bytes(self.written).split(b"HTTP/1.1 ")[1:]]
-
-    async def until(self, count: int) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while len(self.statuses) < count:
-                self.wrote.clear()
-                await self.wrote.wait()
 
 
 async def rounds(count: int = 20) -> None:
