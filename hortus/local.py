@@ -15,8 +15,10 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import dataclasses
+import operator
 import os
 import threading
+import weakref
 from collections.abc import Coroutine, Iterable, Mapping, Sequence, Set
 from contextlib import AsyncExitStack
 from types import TracebackType
@@ -26,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hortus import config
-from hortus.corpus.vectors import TYPES, Backend, Local, Vectors, Wish
+from hortus.corpus.vectors import TYPES, Backend, Local, Vectors, Wish, only_text
 from hortus.engines import load_engine, open_model
 from hortus.errors import InvalidInput, NotReady, RequestError, StartError
 from hortus.folder import ModelFolder
@@ -84,14 +86,15 @@ async def open_local(model: str, settings: config.Config, closing: AsyncExitStac
 
 
 class Engine:
-    """A model in this process. Close it, or use it in a `with` block.
+    """A model in this process. Close it, or use it in a `with` block; one that nobody holds any more ends by itself.
 
-    Any number of threads may share it; a process forked from this one may not (RuntimeError), it opens an engine of its own.
+    Any number of threads may share it, and any may close it: what others wait for then is NotReady. A process forked from
+    this one may not ask it (RuntimeError), it opens an engine of its own.
     Texts are any iterable of str, read in its order: a list, a generator, a column of pandas or pyarrow.
 
     Errors are those of hortus.errors: StartError when it cannot be opened, InvalidInput and TooLong (which name the text at
     fault by its index) when a text cannot be embedded, NotReady when it is closed or the engine has gone; and TypeError for
-    what is no list of texts at all.
+    what is no list of texts at all, and for options of another kind than theirs.
     """
 
     def __init__(self, model: str | os.PathLike[str], **settings: object) -> None:
@@ -104,10 +107,17 @@ class Engine:
         chosen = config.load(flags={"lanes": False, **settings})
         self._process = os.getpid()
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="hortus-engine", daemon=True)
+        self._thread = threading.Thread(target=_live, args=(self._loop,), name="hortus-engine", daemon=True)
         self._thread.start()
         self._closing = AsyncExitStack()
+        self._asks: set[asyncio.Task[Any]] = set()
+        """Of the engine's loop: what somebody waits for."""
+        self._lock = threading.RLock()  # a signal handler may close what its own thread is asking
         self._closed = False
+        """Nothing new is begun."""
+        self._ending: concurrent.futures.Future[None] | None = None
+        self._forgotten = weakref.finalize(self, _let_go, self._loop, self._asks, self._closing)
+        self._forgotten.atexit = False  # the process ends anyway
         try:
             self._opened = self._run(open_local(name, chosen, self._closing))
         except BaseException:
@@ -153,10 +163,12 @@ class Engine:
     def rerank(self, query: str, documents: Iterable[str], *, truncate: bool | None = None) -> Float32:
         """[len(documents)] float32, how relevant each document is to the query, in the documents' order: a reranker's
         probability, or an embedding model's cosine."""
+        _switch(truncate)
         return self._run(self._rerank(query, listed(documents, "documents"), truncate))
 
     async def arerank(self, query: str, documents: Iterable[str], *, truncate: bool | None = None) -> Float32:
         """`rerank` for coroutines, of any event loop."""
+        _switch(truncate)
         return await self._await(self._rerank(query, listed(documents, "documents"), truncate))
 
     def embed_table(
@@ -184,15 +196,22 @@ class Engine:
         return with_vectors(table, name, rows, at)
 
     def close(self) -> None:
-        """Free the model. Idempotent."""
+        """Free the model, from any thread. What others still wait for is NotReady. Idempotent, and goes on where Ctrl-C broke
+        it off."""
         self._same_process()
-        if self._closed:
-            return
-        self._closed = True
-        asyncio.run_coroutine_threadsafe(self._closing.aclose(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        with self._lock:
+            self._closed = True
+            if not self._thread.is_alive():
+                return
+            if self._ending is None:
+                self._forgotten.detach()
+                self._ending = asyncio.run_coroutine_threadsafe(_end(self._asks, self._closing), self._loop)
+            try:
+                self._ending.result()
+            finally:
+                if self._ending.done():
+                    self._loop.call_soon_threadsafe(self._loop.stop)
+                    self._thread.join()
 
     def __enter__(self) -> Self:
         self._same_process()
@@ -216,12 +235,28 @@ class Engine:
     def _start(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         try:
             self._same_process()
-            if self._closed:
-                raise NotReady("this engine has been closed")
+            if not self._closed:
+                with self._lock:  # between this look and the start nobody closes
+                    if not self._closed:
+                        return asyncio.run_coroutine_threadsafe(self._ask(work), self._loop)
+            raise NotReady("this engine has been closed")
         except BaseException:
             work.close()
             raise
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def _ask(self, work: Coroutine[Any, Any, T]) -> T:
+        """`work`, on the engine's loop, until somebody closes the engine."""
+        task = asyncio.current_task()
+        assert task is not None, "run_coroutine_threadsafe makes a task"
+        self._asks.add(task)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if not self._closed:
+                raise
+            raise NotReady("this engine was closed before it had answered") from None
+        finally:
+            self._asks.discard(task)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         if threading.current_thread() is self._thread:
@@ -242,15 +277,40 @@ class Engine:
 
     async def _rerank(self, query: str, documents: Sequence[str], truncate: bool | None) -> Float32:
         (query,) = listed([query], "query")
+        for i, error in only_text([query, *documents]).items():
+            what = f"documents[{i - 1}]" if i else "query"
+            raise InvalidInput(f"{what}: {error.message}", param=what)
         if not documents:
             return np.zeros(0, np.float32)
-        for what, text in (("query", query), *((f"documents[{i}]", d) for i, d in enumerate(documents))):
-            if not isinstance(text, str):
-                raise InvalidInput(f"{what} is no text: {type(text).__name__}", param=what)
         embedder = self._opened.embedder
         loop = asyncio.get_running_loop()
         question = Question(queries=[query], documents=list(documents), truncate=embedder.truncate(truncate))
         return (await score(embedder, question, deadline=loop.time() + _FOREVER_S, route="rerank")).values
+
+
+async def _end(asks: set[asyncio.Task[Any]], closing: AsyncExitStack) -> None:
+    """Answer whoever waits, then let go of the model. What was asked before has begun by now, so `asks` holds all of it."""
+    for task in asks:
+        task.cancel()
+    if asks:
+        ended, _ = await asyncio.wait(asks.copy())
+        for task in ended:
+            task.cancelled() or task.exception()  # looked at here: after Ctrl-C nobody else does
+    await closing.aclose()
+
+
+def _let_go(loop: asyncio.AbstractEventLoop, asks: set[asyncio.Task[Any]], closing: AsyncExitStack) -> None:
+    """End an engine that nobody holds any more. Whatever thread finds that out must not wait."""
+    ending = asyncio.run_coroutine_threadsafe(_end(asks, closing), loop)
+    ending.add_done_callback(lambda _: loop.stop())  # called on the loop
+
+
+def _live(loop: asyncio.AbstractEventLoop) -> None:
+    """The engine's thread. It holds the loop and not the engine."""
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
 
 
 def _model_named(model: object) -> str:
@@ -285,7 +345,23 @@ def listed(given: Iterable[str], what: str) -> list[str]:
 
 
 def _wish(dimensions: int | None, precision: str, prompt_name: str | None, truncate: bool | None) -> Wish:
+    if dimensions is not None:
+        dimensions = _number(dimensions)
+    _switch(truncate)
     return Wish(dimensions=dimensions, precision=precision, prompt_name=prompt_name, truncate=truncate)
+
+
+def _number(dimensions: object) -> int:
+    """A whole number, NumPy's too. TypeError."""
+    if isinstance(dimensions, bool) or not hasattr(dimensions, "__index__"):
+        raise TypeError(f"dimensions: give a whole number, not {dimensions!r:.80}")
+    return operator.index(dimensions)
+
+
+def _switch(truncate: object) -> None:
+    """TypeError for what is only true in Python's eyes: "no" would cut texts, silently."""
+    if not (truncate is None or isinstance(truncate, bool | np.bool_)):
+        raise TypeError(f"truncate: give True, False or None, not {truncate!r:.80}")
 
 
 async def embed_all(backend: Backend, texts: Sequence[str], wish: Wish, names: Sequence[int]) -> Rows:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import gc
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from corpus_runs import texts
+from patience import until
 
 import hortus
 from hortus import local
@@ -106,6 +110,80 @@ def test_settings_are_the_knobs_and_no_other():
         hortus.Engine("demo", devise="cpu")
     with pytest.raises(StartError, match="no such folder"):
         hortus.Engine("./nowhere at all")
+
+
+def test_who_waits_when_another_thread_closes_is_told_and_nobody_waits_for_ever():
+    for delay_s in (0.0, 0.002, 0.01, 0.05):
+        engine, told = hortus.Engine("demo", fake_delay_ms=2.0), []
+
+        def ask(many: int, engine: hortus.Engine = engine, told: list[str] = told) -> None:
+            try:
+                while True:
+                    engine.embed(texts(many))
+            except NotReady as e:
+                told.append(e.message)
+
+        asking = [threading.Thread(target=ask, args=(many,), daemon=True) for many in (1, 1, 3000, 3000)]
+        closing = [threading.Thread(target=engine.close, daemon=True) for _ in range(2)]
+        for t in asking:
+            t.start()
+        time.sleep(delay_s)
+        for t in closing:
+            t.start()
+        for t in asking + closing:
+            t.join(60)
+        assert not any(t.is_alive() for t in asking + closing + [engine._thread])
+        assert len(told) == 4
+        assert set(told) <= {"this engine has been closed", "this engine was closed before it had answered"}
+
+
+async def test_a_coroutine_that_waits_when_the_engine_closes_is_told():
+    engine = hortus.Engine("demo", fake_delay_ms=10_000.0)
+    asking = asyncio.create_task(engine.aembed(["a"]))
+    await until(lambda: bool(engine._asks))
+    await asyncio.to_thread(engine.close)
+    with pytest.raises(NotReady, match="closed before it had answered"):
+        await asyncio.wait_for(asking, 60)
+
+
+def test_a_close_that_is_broken_off_can_be_ended_by_another(monkeypatch: pytest.MonkeyPatch):
+    engine = hortus.Engine("demo", fake_delay_ms=0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(concurrent.futures.Future, "result", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            engine.close()
+    engine.close()
+    assert not engine._thread.is_alive()
+
+
+def test_an_engine_that_nobody_holds_ends_by_itself():
+    engine = hortus.Engine("demo", fake_delay_ms=0.0)
+    assert engine.embed(["a"]).shape == (1, 384)
+    thread = engine._thread
+    del engine
+    gc.collect()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"truncate": "no"}, {"truncate": 0}, {"dimensions": True}, {"dimensions": "3"}, {"dimensions": 3.0}]
+)
+def test_options_of_another_kind_are_refused_by_name(fake: hortus.Engine, wrong: dict):
+    with pytest.raises(TypeError, match=next(iter(wrong))):
+        fake.embed(["a"], **wrong)
+
+
+def test_rerank_names_what_is_no_text(fake: hortus.Engine):
+    for query, documents, said in (
+        ("\ud800", ["a"], "query: the text is not Unicode"),
+        ("q", ["a", "b\udfff"], r"documents\[1\]: the text is not Unicode: .* at character 1"),
+        (5, [], "query: no text: int"),
+    ):
+        with pytest.raises(InvalidInput, match=said):
+            fake.rerank(query, documents)
+    with pytest.raises(TypeError, match="truncate"):
+        fake.rerank("q", ["a"], truncate="no")
 
 
 def test_closed_is_told():
