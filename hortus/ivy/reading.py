@@ -21,12 +21,12 @@ from hortus.errors import InvalidInput, StartError, TooLong
 from hortus.folder import ModelFolder, read_json
 from hortus.ivy import vocabulary
 from hortus.ivy.assemble import Truncate, shortened
-from hortus.ivy.wordpiece import WordPiece
+from hortus.ivy.plain import Plain
 from hortus.types import TokenBatch
 
 REFUSE = Truncate()
 SWIFT = 16
-"""How much faster plain texts are read than others, where wordpiece.c reads them."""
+"""How much faster plain texts are read than others, where C reads them."""
 AT_ONCE = 16 * 1024
 """Numbers of Python's turned into others in one go."""
 
@@ -70,14 +70,14 @@ class Reader:
         self._may_exceed = largest >= self.vocab_size and not vocabulary.all_have_rows(
             self._inner, self.vocab_size, self._file
         )
-        self._swift = self._reader if isinstance(self._reader, WordPiece) and not self._may_exceed else None
+        self._swift = self._reader if isinstance(self._reader, Plain) and not self._may_exceed else None
         """Reads most batches as they stand in one go."""
         self.max_chars = max_chars
 
     def effort(self, texts: Sequence[str]) -> int:
         """Characters, by the time that reading them takes."""
         chars = sum(map(len, texts))
-        if isinstance(self._reader, WordPiece) and self._reader.sure(texts):
+        if isinstance(self._reader, Plain) and self._reader.sure(texts):
             return chars // SWIFT
         return chars
 

@@ -12,8 +12,8 @@ from tokenizers import normalizers
 
 from hortus.errors import StartError
 from hortus.folder import ST_CONFIGS, ModelFolder, read_json
-from hortus.ivy import wordpiece
-from hortus.ivy.wordpiece import Encoding
+from hortus.ivy import bytepairs, wordpiece
+from hortus.ivy.plain import Encoding
 
 
 def load(file: Path) -> tokenizers.Tokenizer:
@@ -153,4 +153,5 @@ def teach(inner: tokenizers.Tokenizer, markers: Sequence[str]) -> None:
 
 def reader(inner: tokenizers.Tokenizer) -> Reader:
     """The tokenizer, or what gives the same ids faster."""
-    return wordpiece.plain(inner) or inner
+    told = json.loads(inner.to_str())
+    return wordpiece.reader(inner, told) or bytepairs.reader(inner, told) or inner

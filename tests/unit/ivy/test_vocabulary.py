@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from hortus.errors import StartError
 from hortus.folder import ModelFolder
-from hortus.ivy import vocabulary, wordpiece
+from hortus.ivy import plain, vocabulary, wordpiece
+from hortus.ivy.plain import Plain
 from hortus.ivy.reading import Reader
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz0123456789.,!?-[]()'\"#", *(
@@ -52,14 +53,14 @@ TEXT = st.text(st.sampled_from("abcXYZ 09.,-_~[]'\t\n\r\x00\x0b\x1f\x7f\x85\u00a
 
 @pytest.fixture
 def built() -> None:
-    if wordpiece._library(True) is None:
+    if plain.library("wordpiece") is None:
         why = "wordpiece.c was not built: install again with a C compiler"
         (pytest.fail if os.environ.get("CI") else pytest.skip)(why)
 
 
 @pytest.mark.usefixtures("built")
 def test_only_what_c_does_is_read_by_it() -> None:
-    assert [type(r).__name__ for r in READERS] == ["WordPiece", "WordPiece", "WordPiece", "Tokenizer", "WordPiece"]
+    assert [type(r).__name__ for r in READERS] == ["Plain", "Plain", "Plain", "Tokenizer", "Plain"]
 
 
 @pytest.mark.parametrize("which", range(len(TOKENIZERS)))
@@ -96,7 +97,7 @@ def test_a_tokenizer_that_does_more_is_left_alone() -> None:
         return tokenizers.Tokenizer.from_str(json.dumps(json.loads(made().to_str()) | parts))
 
     model = json.loads(made().to_str())["model"]
-    assert isinstance(vocabulary.reader(changed()), wordpiece.WordPiece)
+    assert isinstance(vocabulary.reader(changed()), Plain)
     for parts in (
         {"pre_tokenizer": {"type": "Whitespace"}},
         {"pre_tokenizer": None},
@@ -116,7 +117,7 @@ def test_long_words_and_unknown_ones(most: int, length: int) -> None:
     inner = tokenizers.Tokenizer.from_str(json.dumps(whole))
     texts = [word * length + end for word in ("a", "the", "~", "_") for end in ("", "!", " b")]
     ours = vocabulary.reader(inner)
-    assert isinstance(ours, wordpiece.WordPiece)
+    assert isinstance(ours, Plain)
     assert [e.ids for e in ours.encode_batch_fast(texts)] == [e.ids for e in inner.encode_batch_fast(texts)]
 
 
@@ -131,7 +132,7 @@ def test_threads_share_a_reader(folder: ModelFolder) -> None:
 
 
 def test_without_c_the_tokenizer_reads_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wordpiece, "_library", lambda holding: None)
+    monkeypatch.setattr(plain, "library", lambda name: None)
     assert isinstance(vocabulary.reader(made()), tokenizers.Tokenizer)
 
 
