@@ -116,7 +116,7 @@ class Connection(asyncio.Protocol):
         if not self._requests:
             return
         for request in self._requests:
-            request.ended = request.ended or Cancelled("the client went away")
+            request.end(Cancelled("the client went away"))
         first = self._requests[0]
         if self._task is None:
             self._start(first)  # to be counted
@@ -148,9 +148,7 @@ class Connection(asyncio.Protocol):
         elif self._task is not None and self._entered:
             self._task.cancel()
         else:
-            first.ended = first.ended or Draining(
-                "this server shut down before the request had all arrived; send it again"
-            )
+            first.end(Draining("this server shut down before the request had all arrived; send it again"))
             self._advance()
 
     def abort(self) -> None:
@@ -180,8 +178,10 @@ class Connection(asyncio.Protocol):
 
     def _body_late(self, request: Request) -> None:
         self._timer = None
-        request.ended = DeadlineExceeded(
-            f"the body had not all arrived after {request.timeout_s:g} s (--timeout-s, or the request's x-hortus-timeout-ms)"
+        request.end(
+            DeadlineExceeded(
+                f"the body had not all arrived after {request.timeout_s:g} s (--timeout-s, or the request's x-hortus-timeout-ms)"
+            )
         )
         self._advance()
 

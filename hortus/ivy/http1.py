@@ -160,9 +160,9 @@ class Reader:
         self.ended = True
         if (reading := self._reading) is not None:
             self._reading = None
+            reading.end(error)
             reading.finish()
             reading.keep_alive = False
-            reading.ended = reading.ended or error
             return None
         # What comes after a request that said it was the last does not count.
         return error if not self._requests or self._requests[-1].keep_alive else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -20,6 +21,18 @@ def server() -> Iterator[Server]:
 def run():
     """run(engine, tulip, **ivy_settings): a server of the test's own."""
     return running
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Files of a certificate and its key."""
+    where = tmp_path_factory.mktemp("tls")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "key.pem", "-out", "cert.pem"],
+        cwd=where, check=True, capture_output=True, timeout=120,
+    )  # fmt: skip
+    return str(where / "cert.pem"), str(where / "key.pem")
 
 
 @pytest.fixture(params=["local", "grpc"])

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import ssl
 import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -56,7 +57,10 @@ class Server:
         assert not self.thread.is_alive(), "the server did not end"
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S)
+        sock = socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S)
+        if (cert := self.app.config.tls_cert) is None:
+            return sock
+        return ssl.create_default_context(cafile=cert).wrap_socket(sock, server_hostname="127.0.0.1")
 
     def raw(self, data: bytes) -> tuple[int, bytes]:
         """(status, body) of the answer to raw bytes, on a connection of its own."""

@@ -11,6 +11,7 @@ import json
 import logging
 import socket
 import struct
+import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
 from types import CoroutineType, FrameType, TracebackType
@@ -21,7 +22,7 @@ from patience import until_seen
 
 from hortus.config import TulipConfig
 from hortus.ivy.connection import Connection
-from hortus.ivy.exchange import Answer, Request
+from hortus.ivy.exchange import PIECE_BYTES, Answer, Request
 from hortus.ivy.http1 import Reader
 from hortus.tulip.fake import FakeEngine
 from hortus.tulip.scheduler import Asked
@@ -87,18 +88,20 @@ def counted() -> Iterator[None]:
 
 PATHS = {
     "in process": lambda where: None,
+    "TLS": lambda where: None,
     "beside gRPC": lambda where: f"unix:{where}/t",
     "gRPC": lambda where: "127.0.0.1:0",
 }
 
 
 @pytest.fixture(scope="module", params=PATHS)
-def server(request, tmp_path_factory) -> Iterator[Server]:
+def server(request, tmp_path_factory, pair) -> Iterator[Server]:
     """Its engine takes a step of 16 sequences at most, and is held or made to fail by tests."""
     where = tmp_path_factory.mktemp("m")
     engine = FakeEngine(name="mini", max_tokens=256, batch_tokens=1024)
     tulip = TulipConfig(max_queue_tokens=20_000)
-    with running(engine, tulip, listen=PATHS[request.param](where), max_body_bytes=200_000) as server:
+    tls = dict(zip(("tls_cert", "tls_key"), pair, strict=True)) if request.param == "TLS" else {}
+    with running(engine, tulip, listen=PATHS[request.param](where), max_body_bytes=200_000, **tls) as server:
         server.raw(embed())
         yield server
 
@@ -195,3 +198,39 @@ def test_left(server, counted, kind):
         until_seen(lambda: server.sample("hortus_requests_total", code="cancelled") == before[0] + gone)
         assert server.sample("hortus_requests_total", code="ok") == before[1]
     settle(server)
+
+
+@pytest.mark.parametrize("status", [504, 413])
+def test_what_came_of_a_refused_body_is_let_go_while_its_client_still_dawdles(server, status):
+    with server.connect() as sock:
+        head = b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\n"
+        if status == 504:
+            sock.sendall(head + b"x-hortus-timeout-ms: 150\r\ncontent-length: 190000\r\n\r\n" + b"x" * 150_000)
+        else:
+            sock.sendall(head + b"transfer-encoding: chunked\r\n\r\n40000\r\n" + b"x" * 210_000)
+        assert read_answer(sock)[0] == status
+        held = [(x.complete, x.body, sum(map(len, x._parts))) for x in alive() if isinstance(x, Request)]
+        assert held == [(False, b"", 0)]
+    settle(server)
+
+
+@pytest.mark.parametrize("size", [1, 2, 600, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1])
+def test_a_body_takes_its_own_size_however_small_its_parts(size):
+    """A chunk of two bytes would be an object of 35, and a place in a list."""
+    total = 60_000 * size if size < 3 else 2_000_000
+    whole = bytes(range(256)) * (total // 256)
+    parts = (whole[at : at + size] for at in range(0, len(whole), size))
+    request = Request("POST", "", {}, 1.0, client="", keep_alive=True)
+    tracemalloc.start()
+    try:
+        for part in parts:
+            request.take(part, len(whole))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 1.2 * len(whole) + PIECE_BYTES
+    request.finish()
+    assert request.body == whole
+    assert isinstance(request.body, bytes)
+    request.take(b"x", len(whole))
+    assert request.ended is not None

@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
-import subprocess
 
 import httpx
 import pytest
 from gateway_server import running
+from patience import PATIENCE_S
 
 from hortus.config import IvyConfig
 from hortus.errors import StartError
 from hortus.ivy.app import App
 from hortus.ivy.server import SELDOM_S, Seldom, serve
 from hortus.metrics import Metrics
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    where = tmp_path_factory.mktemp("tls")
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "key.pem", "-out", "cert.pem"],
-        cwd=where, check=True, capture_output=True, timeout=120,
-    )  # fmt: skip
-    return str(where / "cert.pem"), str(where / "key.pem")
 
 
 def test_https(pair):
@@ -69,7 +59,7 @@ def test_failed_handshakes_are_told_once_in_a_while(pair, caplog, monkeypatch):
             b"GET / HTTP/1.0\r\n\r\n",
             b"nonsense" * 9,
         ):
-            with server.connect() as sock:
+            with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as sock:
                 sock.sendall(attempt)
                 with contextlib.suppress(ConnectionError):
                     while sock.recv(100):  # an alert, perhaps, and the end
