@@ -16,6 +16,7 @@ import asyncio
 import copy
 import logging
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -334,9 +335,11 @@ class Scheduler:
     def _step_failed(self, flight: Flight[Asked], error: BaseException) -> None:
         if flight.slices:
             log.error("a step of %d sequences, %d tokens failed", flight.sequences, flight.tokens, exc_info=error)
-            bare(error)  # it has been told; the frames hold this batch, and may hold the one before
+            # In words: the frames hold this batch, and may hold the one before.
+            came = "".join(traceback.format_exception(error))
+            bare(error)
             for work, _, _ in flight.slices:
-                self._fail(work, _request_error(error), "engine_error")
+                self._fail(work, _request_error(error, came), "engine_error")
             if all(other.slices for other in self._flights) and not isinstance(self._refusal, Draining):
                 self._send_probe()
             return
@@ -395,12 +398,17 @@ def _resolve(future: asyncio.Future[Result], answer: Result | RequestError) -> N
         future.set_exception(answer)
 
 
-def _request_error(error: BaseException) -> RequestError:
-    """A fresh exception for one request: several tasks must not raise (and grow the traceback of) the same one."""
+def _request_error(error: BaseException, came: str = "") -> RequestError:
+    """A fresh exception for one request: several tasks must not raise (and grow the traceback of) the same one.
+
+    came: its traceback, which goes with it as a note. Whoever has the model in its own process sees it; answers do not tell it.
+    """
     if isinstance(error, RequestError):
         fresh = copy.copy(error)
     else:
         first_line = str(error).partition("\n")[0]
         fresh = EngineError(f"the engine failed: {type(error).__name__}: {first_line}")
     fresh.__cause__ = error
+    if came:
+        fresh.add_note(came.rstrip())
     return fresh

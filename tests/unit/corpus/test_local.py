@@ -21,7 +21,7 @@ from patience import until
 import hortus
 from hortus import local
 from hortus.corpus.vectors import Local, Wish
-from hortus.errors import InvalidInput, NotReady, RequestError, StartError, TooLong
+from hortus.errors import EngineError, InvalidInput, NotReady, RequestError, StartError, TooLong
 from hortus.ivy.outputs import finish
 from hortus.tulip.fake import fake_rows
 
@@ -333,6 +333,16 @@ def test_a_step_that_fails_costs_the_row_at_fault_alone():
         good = [i for i in range(40) if i not in (7, 8)]
         assert found.owners.tolist() == good
         assert np.array_equal(found.rows, wanted(engine, [given[i] for i in good]))
+
+
+def test_a_step_that_fails_says_where():
+    with hortus.Engine("demo", fake_delay_ms=0.0) as engine:
+        model = engine._opened.scheduler._pump._engine
+        model.fail_id = engine._opened.embedder.tokenizer.plain_ids("poison")[0]
+        for ask in (lambda: engine.embed(["a", "poison"]), lambda: engine.rerank("poison", ["a"])):
+            with pytest.raises(EngineError, match="fails on purpose") as seen:
+                ask()
+            assert "fake.py" in "".join(seen.value.__notes__)
 
 
 def test_half_a_text_is_no_answer():

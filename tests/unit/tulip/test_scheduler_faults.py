@@ -45,6 +45,26 @@ async def test_a_failed_step_fails_its_own_requests_only(where, delay_s, error, 
         assert tulip.healthy
 
 
+@pytest.mark.parametrize("where", ["step_errors", "result_errors"])
+@pytest.mark.parametrize("error", [ValueError("bad"), OutOfMemory("too big")])
+async def test_a_failed_step_says_where_and_holds_no_frames(where, error):
+    """In words, as often as it is asked: what raises holds the batch."""
+    engine = FakeEngine(width=WIDTH)
+    async with running(engine) as (tulip, _):
+        for step in 0, 2:  # 1 is a probe
+            await until(lambda step=step: engine.steps == step)
+            getattr(engine, where)[step] = error
+            with pytest.raises(type(error) if isinstance(error, OutOfMemory) else EngineError) as seen:
+                await tulip.encode(ONE)
+            (note,) = seen.value.__notes__
+            assert note.startswith("Traceback (most recent call last):\n")
+            assert "fake.py" in note
+            assert note.endswith(str(error))
+            assert seen.value.__cause__ is error
+            assert error.__traceback__ is None
+            assert "Traceback" not in seen.value.message
+
+
 async def test_a_work_with_a_failed_slice_fails_once_and_its_rest_is_dropped():
     async with running(max_batch_tokens=10, in_flight=1) as (tulip, engine):
         engine.result_errors[1] = ValueError("slice")
