@@ -25,7 +25,7 @@ from pathlib import Path
 from hortus import __version__, config
 from hortus.child import fail, tie_to_parent
 from hortus.errors import StartError
-from hortus.start import arm
+from hortus.start import arm, say
 
 _EPILOG = """\
 settings:
@@ -131,9 +131,11 @@ def _add_knobs(parser: argparse.ArgumentParser, command: str) -> None:
             )
 
 
-def _parent(text: str) -> int:
-    """The supervisor's process id out of NAME@ID; the name is for people who list processes."""
-    return int(text.rpartition("@")[2])
+def _parent(text: str) -> tuple[int, int]:
+    """The supervisor's process id, and the descriptor of its standard output, out of NAME@ID:OUT; the name is for people who
+    list processes."""
+    process, _, out = text.rpartition("@")[2].partition(":")
+    return int(process), int(out)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -162,7 +164,7 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--config", type=Path, metavar="FILE", help="TOML file with tables [ivy] [tulip] [rose] [link]"
         )
-        command.add_argument("--supervised", type=_parent, default=0, help=argparse.SUPPRESS)
+        command.add_argument("--supervised", type=_parent, default=None, help=argparse.SUPPRESS)
         _add_knobs(command, name)
     embed = commands.add_parser(
         "embed",
@@ -243,12 +245,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = config.load(file=file, environ=environ, flags=flags)
         configure_logging(settings.ivy.log_level)
         if parent:
-            tie_to_parent(parent)
+            tie_to_parent(*parent)
         if command == "models":
             from hortus.check import check, families
 
-            print(families() if what is None else check(model, settings), end="")
-            return 0
+            told = families() if what is None else check(model, settings)
+            return 0 if say(told.rstrip("\n")) else 1
         if command == "embed":
             return _embed(inputs, model, settings)
         return _run(command, model, settings, bool(parent))

@@ -20,6 +20,10 @@ from typing import Any
 from hortus.errors import StartError
 
 ENV_PREFIX = "HORTUS_"
+MOST = {int: 10**12, float: 10**9}
+"""No setting is larger, where its knob says nothing else: clocks, sockets and C's integers end somewhere above. In seconds that
+is thirty years."""
+MOST_THREADS = 4096
 
 
 def knob(
@@ -28,6 +32,7 @@ def knob(
     *,
     choices: tuple[str, ...] = (),
     low: float | None = None,
+    high: float | None = None,
     many: bool = False,
     secret: bool = False,
 ) -> Any:
@@ -35,7 +40,7 @@ def knob(
 
     many: the flag may be given several times; its texts are joined by commas. secret: never shown.
     """
-    about = {"help": help, "choices": choices, "low": low, "many": many}
+    about = {"help": help, "choices": choices, "low": low, "high": high, "many": many}
     return dataclasses.field(default=default, metadata=about, repr=not secret)
 
 
@@ -98,6 +103,7 @@ class IvyConfig:
         "Threads for tokenising long requests. Default: 2; in `hortus embed` and hortus.Engine beside a GPU, which waits for "
         "tokens, all cores but two, at most 16.",
         low=1,
+        high=MOST_THREADS,
     )
     tokenize_apart: bool = knob(
         True,
@@ -215,7 +221,9 @@ class RoseConfig:
         "8 bits on a Hopper GPU or a later one, all else in bfloat16; for throughput, from about 1,000 tokens a step on.",
         choices=("auto", "float32", "bfloat16", "float16", "fp8"),
     )
-    threads: int | None = knob(None, "CPU threads for tensor work. Default: all cores the process may use.", low=1)
+    threads: int | None = knob(
+        None, "CPU threads for tensor work. Default: all cores the process may use.", low=1, high=MOST_THREADS
+    )
     max_length: int | None = knob(
         None, "Longest input in tokens. Default: the model folder's own limit, which it may not exceed.", low=1
     )
@@ -438,7 +446,7 @@ def parse(section: Section, name: str, raw: object, source: str) -> Any:
             raise refuse("a number")
         try:
             value = base(raw)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise refuse("a whole number" if base is int else "a number") from None
         if base is int and isinstance(raw, float) and raw != value:
             raise refuse("a whole number")
@@ -450,11 +458,13 @@ def parse(section: Section, name: str, raw: object, source: str) -> Any:
         if not raw.strip() or not raw.isprintable():
             raise refuse("a line of text")
         value = raw
-    choices, low = spec.metadata["choices"], spec.metadata["low"]
+    choices, low, high = (spec.metadata[word] for word in ("choices", "low", "high"))
     if choices and value not in choices:
         raise refuse("one of " + ", ".join(choices))
     if low is not None and value < low:
         raise refuse(f"at least {low:g}")
+    if base in (int, float) and value > (high := high or MOST[base]):
+        raise refuse(f"at most {high:g}")
     return value
 
 
@@ -487,7 +497,7 @@ def load(
     home = {f.name: s for s, section in SECTIONS.items() for f in dataclasses.fields(section)}
     if file is not None:
         try:
-            table = tomllib.loads(file.read_text())
+            table = tomllib.loads(file.read_bytes().decode("utf-8-sig"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
             raise StartError(f"--config {file}: {e}") from None
         for section, entries in table.items():

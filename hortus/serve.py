@@ -20,6 +20,7 @@ from hortus.engines import load_engine, open_model
 from hortus.ivy.app import App
 from hortus.ivy.server import serve as serve_http
 from hortus.metrics import Metrics
+from hortus.start import say
 from hortus.tulip.scheduler import Scheduler
 from hortus.types import ModelInfo
 
@@ -98,7 +99,7 @@ async def _serve(model: str, config: Config) -> int:
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 20, 50)
-        print(banner(engine.info, config, address, time.monotonic() - begin), flush=True)  # noqa: T201
+        say(banner(engine.info, config, address, time.monotonic() - begin))
 
     async with closing:
         await serve_http(app, config.ivy, started=load)

@@ -28,6 +28,7 @@ from hortus.config import SECTIONS, Config
 from hortus.engines import open_model
 from hortus.errors import StartError
 from hortus.ivy.server import address_of, bind
+from hortus.start import say
 
 log = logging.getLogger("hortus.supervise")
 
@@ -37,6 +38,8 @@ SETTLED_S = 30.0
 """A child that has run for this long starts its next life with the first pause again."""
 _IMPATIENT_S = 1.0
 """A signal this long after the first means: at once. Some senders repeat themselves by accident, and sooner."""
+_MOST_SOCKET_NAME = 107
+"""Bytes; one less than Linux's sun_path."""
 _KILL_S = 5.0
 """How long after its own drain time a child that stays is killed."""
 
@@ -119,11 +122,11 @@ def as_toml(config: Config) -> str:
 def supervise(model: str, config: Config) -> int:
     """Run until SIGTERM or SIGINT. Returns the exit status; StartError when a child cannot start."""
     open_model(model, config.ivy.served_model_name, config.rose, weights=config.tulip.fake_delay_ms is None)
-    with tempfile.TemporaryDirectory(prefix="hortus-") as where, _reserved(config) as sock:
+    with _sockets() as where, _reserved(config) as sock:
         children = plan(
             model,
             config,
-            where=Path(where),
+            where=where,
             port=sock.getsockname()[1],
             visible=gpus(os.environ, len([*Path("/dev").glob("nvidia[0-9]*")])),
             cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
@@ -131,6 +134,23 @@ def supervise(model: str, config: Config) -> int:
         return asyncio.run(
             _Family(children, address_of(sock, "https" if config.ivy.tls_cert else "http"), config.ivy.drain_s).run()
         )
+
+
+@contextlib.contextmanager
+def _sockets() -> Iterator[Path]:
+    """A folder for the sockets between the processes. StartError when there is none whose names a socket can have."""
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="hortus-")
+    except OSError as e:
+        raise StartError(f"the sockets between the processes need a temporary folder (TMPDIR): {e}") from None
+    with folder as where:
+        longest = len(os.fsencode(where)) + len("/tulip-9999.s")
+        if longest > _MOST_SOCKET_NAME:
+            raise StartError(
+                f"{where}: the sockets between the processes are here, and their names are too long ({longest} bytes, at most "
+                f"{_MOST_SOCKET_NAME}): set TMPDIR to a folder with a shorter name"
+            )
+        yield Path(where)
 
 
 @contextlib.contextmanager
@@ -153,6 +173,8 @@ class _Family:
         self._failed: asyncio.Future[str]
         self._stopping = False
         self._told = False
+        self._out = os.dup(1)
+        """What children write to: their own standard output is a pipe to here, for words between them and this process."""
         self._first_signal = 0.0
 
     async def run(self) -> int:
@@ -222,11 +244,12 @@ class _Family:
     async def _live(self, child: Child, begin: float) -> int:
         """One life of a child; its exit status."""
         environ = {k: v for k, v in os.environ.items() if not k.startswith("HORTUS_")} | dict(child.environ)
-        words = (*child.command, "--config", "/dev/stdin", "--supervised", f"{child.name}@{os.getpid()}")
+        ours = f"{child.name}@{os.getpid()}:{self._out}"
+        words = (*child.command, "--config", "/dev/stdin", "--supervised", ours)
         # A group of its own: Ctrl-C comes to this process, which ends the others in order.
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "hortus.start", *words, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-            env=environ, process_group=0,
+            env=environ, process_group=0, pass_fds=(self._out,),
         )  # fmt: skip
         self._processes[child.name] = process
         assert process.stdin is not None, "stdin was asked for"
@@ -251,10 +274,9 @@ class _Family:
         if not self._told:
             self._told = True
             engines = sum(c.command[0] == "tulip" for c in self._children)
-            print(  # noqa: T201
+            say(
                 f"hortus: {engines} engines and {len(self._children) - engines} gateways on {self._address} "
-                f"(started in {seconds:.1f} s)",
-                flush=True,
+                f"(started in {seconds:.1f} s)"
             )
 
     def _fail(self, reason: str) -> None:

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
+
+from hortus.start import spill
 
 log = logging.getLogger("hortus.corpus")
 
@@ -130,9 +131,7 @@ class Progress:
             stream.write(text)
             stream.flush()
         except OSError:
-            # What stays in its buffer would be tried again at exit.
-            with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
-                os.dup2(nowhere.fileno(), stream.fileno())
+            spill(stream)
             raise
 
 

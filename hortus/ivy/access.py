@@ -28,7 +28,7 @@ def read_keys(config: IvyConfig) -> list[str]:
     keys = [] if config.api_keys is None else config.api_keys.split(",")
     if config.api_keys_file is not None:
         try:
-            found = Path(config.api_keys_file).read_text(encoding="utf-8").splitlines()
+            found = Path(config.api_keys_file).read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as e:
             raise StartError(f"--api-keys-file {config.api_keys_file}: {e}") from None
         keys += [line for line in found if line.strip() and not line.startswith("#")]

@@ -139,7 +139,7 @@ def read(file: str, own: Prompts) -> Prompts:
     TOML: `default = "NAME"`, `pair = "..."` or a list of pieces, `instruction = "..."`, a table [prompts] of NAME = "TEXT".
     """
     try:
-        told = tomllib.loads(Path(file).read_text(encoding="utf-8"))
+        told = tomllib.loads(Path(file).read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
         raise StartError(f"--templates {file}: {e}") from None
     if unknown := sorted(told.keys() - {"prompts", "default", "pair", "instruction"}):

@@ -46,6 +46,11 @@ def test_order_of_sources(tmp_path: Path):
         ("toml", "[ivy]\nhost = 1", "text"),
         ("toml", "[ivy", "--config"),
         ("flag", {"max_inputs": "0"}, "--max-inputs: '0' is not at least 1"),
+        ("flag", {"timeout_s": "1e10"}, r"--timeout-s: '1e10' is not at most 1e\+09"),
+        ("flag", {"max_queue_tokens": str(2**70)}, r"is not at most 1e\+12"),
+        ("flag", {"threads": "5000"}, "--threads: '5000' is not at most 4096"),
+        ("toml", "[ivy]\nmax_inputs = inf", "max_inputs: inf is not a whole number"),
+        ("toml", "[ivy]\ntimeout_s = 1" + 400 * "0", "is not a number"),
     ],
 )
 def test_refused_by_name(tmp_path: Path, where, text, said):
@@ -58,6 +63,11 @@ def test_refused_by_name(tmp_path: Path, where, text, said):
             environ=text if where == "env" else {},
             flags=text if where == "flag" else {},
         )
+
+
+def test_a_byte_order_mark_is_passed_over(tmp_path: Path):
+    (tmp_path / "c.toml").write_text("[ivy]\nport = 7", encoding="utf-8-sig")
+    assert config.load(file=tmp_path / "c.toml").ivy.port == 7
 
 
 def test_missing_file_is_named(tmp_path: Path):

@@ -10,7 +10,7 @@ import pytest
 from hortus import config
 from hortus.config import Config, IvyConfig, LinkConfig, RoseConfig, TulipConfig
 from hortus.errors import StartError
-from hortus.supervise import PAUSES_S, as_toml, gpus, pause, plan
+from hortus.supervise import PAUSES_S, _sockets, as_toml, gpus, pause, plan
 
 WHERE = Path("/run/x")
 
@@ -64,6 +64,17 @@ def test_gpus():
 def test_metrics_ports_follow_one_another():
     got = children(LinkConfig(gateways=2, replicas=2, metrics_port=9000))
     assert [c.config.link.metrics_port for c in got] == [9000, 9001, 9002, 9003]
+
+
+def test_a_folder_for_sockets_whose_names_are_too_long_is_told(tmp_path, monkeypatch):
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    with pytest.raises(StartError, match=r"at most 107.*TMPDIR"), _sockets():
+        pass
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(StartError, match=r"TMPDIR.*nowhere"), _sockets():
+        pass
 
 
 def test_pauses_grow_and_end():
