@@ -40,6 +40,7 @@ from hortus.ivy.cohere import Cohere
 from hortus.ivy.embed import Embedder
 from hortus.ivy.exchange import Answer, Request, error_answer, takes_gzip
 from hortus.ivy.health import Health, Probe, Readiness, probe_of
+from hortus.ivy.http1 import Known
 from hortus.ivy.journal import Journal
 from hortus.ivy.openai import OpenAI
 from hortus.ivy.openapi import Pages
@@ -70,6 +71,7 @@ class App:
     ) -> None:
         """replicas: how those of a gateway apart from its engines are."""
         self.config, self._metrics = config, metrics
+        self.heads: dict[bytes, Known] = {}
         self._embedder: Embedder | None = None
         self._readiness: Readiness | None = None
         self.draining = False

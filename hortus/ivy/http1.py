@@ -1,4 +1,8 @@
-"""HTTP/1.1: bytes to Requests, an Answer to bytes. Knows httptools. Does not know sockets, time, or what becomes of a request."""
+"""HTTP/1.1: bytes to Requests, an Answer to bytes. Knows httptools. Does not know sockets, time, or what becomes of a request.
+
+A client's heads are alike to the byte, but for content-length. So the head of a POST is looked up, and taken as the parser read
+it before: what it says hangs on nothing but its bytes. `_learn` has the conditions.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,9 @@ import http
 import logging
 import time
 from collections import deque
+from collections.abc import Awaitable, Callable
 from email.utils import formatdate
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
 import httptools
@@ -27,13 +32,30 @@ _ONCE = {b"authorization", b"content-length", b"host", b"transfer-encoding"}
 """Headers that say whose a request is, for whom, or where it ends. A proxy in front may go by another of two lines than this
 server does, so that each sees another request: two are refused, not chosen from."""
 
+HEADS, KNOWN_BYTES = 256, 2048
+"""Heads that are remembered, and the longest."""
+_ONE_TIME = {b"expect", b"upgrade", b"transfer-encoding", b"x-hortus-timeout-ms"}
+"""With these there is more to do than to read a head."""
+
 _STATUS = {s.value: b"HTTP/1.1 %d %b\r\n" % (s.value, s.phrase.encode()) for s in http.HTTPStatus}
+
+
+class Known(NamedTuple):
+    """What a head said."""
+
+    path: str
+    headers: dict[bytes, bytes]
+    """Shared by all requests of this head: not to be changed."""
+    body_bytes: int
+    handler: Callable[[Request], Awaitable[Answer]]
 
 
 class Judge(Protocol):
     """What a reader needs of App."""
 
     config: IvyConfig
+    heads: dict[bytes, Known]
+    """Of requests that were admitted, with the empty line at their end. Kept by its readers."""
 
     def admit(self, request: Request) -> None:
         """Judge a request by its head: sets `handler` or `ended`."""
@@ -53,6 +75,14 @@ class Reader:
         self._url = b""
         self._fed = 0
         """Bytes that made no body, since the last that did."""
+        self._fresh = True
+        """The parser has seen nothing since the end of a request, not even a part of the next one's first word."""
+        self._head, self._came = b"", 0
+        """What the parser was given since it was fresh: what may be the head, up to the first empty line; bytes in all."""
+        self._missing = 0
+        """Bytes of the body of a request that the parser knows nothing of."""
+        self._read = 0
+        """Requests that the parser has read to their end."""
         self._offer = False
         """The head being read offers an upgrade."""
         self.ended = False
@@ -67,9 +97,24 @@ class Reader:
         """Take in what has arrived. Returns an error when nothing can be read any more and no request has it in `ended`."""
         if self.ended:
             return None
+        if self._missing and self._reading is not None:
+            data = self._more(self._reading, data)
+        if self._fresh and data:
+            at = data.find(b"\r\n\r\n") + 4
+            known = self._judge.heads.get(data[:at])
+            if known is not None and len(data) - at <= known.body_bytes:
+                self._again(known, data[at:])
+                return None
+            self._fresh, self._head, self._came = False, data[:at], 0
+        if not data:
+            return None
         self._fed += len(data)
+        self._came += len(data)
+        read = self._read
         try:
             self._parse(data)
+            if self._read != read and self._head:
+                self._learn(self._requests[-1], self._read == read + 1)
         except httptools.HttpParserError as e:
             if isinstance(e, httptools.HttpParserCallbackError):
                 log.error("a fault in this server while reading a request", exc_info=e)
@@ -81,6 +126,51 @@ class Reader:
         self.ended = True
         self._reading = None
         del self._parser
+
+    def _again(self, known: Known, data: bytes) -> None:
+        """A request with a head that was read before, and as much of its body as there is."""
+        path, headers, self._missing, handler = known
+        request = Request("POST", path, headers, self._judge.config.timeout_s, client=self._client, keep_alive=True)
+        request.handler = handler
+        self._requests.append(request)
+        if self._missing == len(data):  # as _more would do, in fewer calls
+            self._missing, request.body, request.complete = 0, data, True
+        else:
+            self._reading = request
+            self._more(request, data)
+
+    def _more(self, request: Request, data: bytes) -> bytes:
+        """More of its body; what follows it."""
+        part, rest = data[: self._missing], data[self._missing :]
+        self._missing -= len(part)
+        self._fresh = not self._missing
+        request.take(part, self._judge.config.max_body_bytes)
+        if self._fresh:
+            self._reading = None
+            request.finish()
+        return rest
+
+    def _learn(self, request: Request, alone: bool) -> None:
+        """The parser, fresh, was given `_came` bytes, with the first empty line after `_head`, and has read this request to its
+        end. Where content-length says that the bytes were all its own, the parser is fresh again, and the head is remembered if
+        the request was admitted. Several requests at once, and all after them, stay with the parser."""
+        head, self._head = self._head, b""
+        size = int(request.headers.get(b"content-length", 0))
+        if not alone or not request.complete or not request.keep_alive or len(head) + size != self._came:
+            return
+        self._fresh = True
+        if (
+            request.method == "POST"
+            and request.ended is None
+            and request.handler is not None
+            and size
+            and len(head) <= KNOWN_BYTES
+            and not request.tail
+            and _ONE_TIME.isdisjoint(request.headers)
+        ):
+            if len(self._judge.heads) >= HEADS:
+                self._judge.heads.clear()
+            self._judge.heads[head] = Known(request.path, request.headers, size, request.handler)
 
     # The parser's calls: they only note what there is
 
@@ -128,6 +218,7 @@ class Reader:
     def on_message_complete(self) -> None:
         if self._reading is not None:  # else its offer to upgrade is still to be declined
             self._fed = 0
+            self._read += 1
             self._reading.finish()
             self._reading, self._url = None, b""
             self._lines.clear()
