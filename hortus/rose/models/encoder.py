@@ -95,10 +95,8 @@ class Encoder:
         wide = _as_it_is if self._adapted is None else self._adapted.wide
         self._layers = []
         for n in range(spec.layers):
-            at, block = (
-                f"{names.layer}{n}.",
-                blocks.pop(0),
-            )  # let go at once: a product may keep its weight in another format
+            at = f"{names.layer}{n}."
+            block = blocks.pop(0)  # let go at once: a product may keep its weight in another format
             self._layers.append(
                 Layer(
                     qkv=wide(_qkv(spec, kit, block, self._rotary.get(windowed[n])), at + names.qkv[0]),
