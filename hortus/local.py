@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hortus import config
+from hortus.cores import usable_cores
 from hortus.corpus.vectors import TYPES, Backend, Local, Vectors, Wish, only_text
 from hortus.engines import load_engine, open_model
 from hortus.errors import InvalidInput, NotReady, RequestError, StartError
@@ -78,8 +79,7 @@ async def open_local(model: str, settings: config.Config, closing: AsyncExitStac
     closing.push_async_callback(scheduler.close)
     info = dataclasses.replace(engine.info, batch_tokens=most)
     if ivy.tokenize_threads is None and info.device != "cpu":
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        ivy = dataclasses.replace(ivy, tokenize_threads=min(16, max(2, cores - 2)))
+        ivy = dataclasses.replace(ivy, tokenize_threads=min(16, max(2, usable_cores() - 2)))
     embedder = await asyncio.to_thread(Embedder, folder, info, scheduler, ivy, metrics)
     closing.callback(embedder.close)
     return Opened(folder, embedder, scheduler)

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from hortus.config import SECTIONS, Config
+from hortus.cores import usable_cores
 from hortus.engines import open_model
 from hortus.errors import StartError
 from hortus.ivy.server import address_of, bind
@@ -129,7 +130,7 @@ def supervise(model: str, config: Config) -> int:
             where=where,
             port=sock.getsockname()[1],
             visible=gpus(os.environ, len([*Path("/dev").glob("nvidia[0-9]*")])),
-            cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+            cores=usable_cores(),
         )
         return asyncio.run(
             _Family(children, address_of(sock, "https" if config.ivy.tls_cert else "http"), config.ivy.drain_s).run()

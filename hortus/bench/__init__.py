@@ -8,7 +8,7 @@ imported when chosen: most need torch or the peer they compare with.
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.util
 import os
 import shutil
 import sys
@@ -203,6 +203,7 @@ def _open(args: argparse.Namespace, specs: Sequence[Spec], work: Path) -> Run:
     """Model, text and targets, ready. A target that cannot be had is told and left out; StartError when none is left."""
     from hortus.bench.load import Clients
     from hortus.bench.measure import Run
+    from hortus.bench.results import gpu
     from hortus.bench.targets import Setting, open_target
     from hortus.bench.texts import Corpus
     from hortus.config import RoseConfig
@@ -212,7 +213,7 @@ def _open(args: argparse.Namespace, specs: Sequence[Spec], work: Path) -> Run:
     if args.shape:
         from hortus.bench.shapes import shape_folder
 
-        device = "cuda" if _where(args.dtype)[0] else "cpu"
+        device = "cuda" if gpu() else "cpu"
         args.model = str(shape_folder(work, args.shape, texts=args.texts, device=device))
     folder = open_model(args.model, None, RoseConfig(), weights=False)
     # Not the model's limit: a count that stops there could not tell a text that is too long.
@@ -239,23 +240,19 @@ def _open(args: argparse.Namespace, specs: Sequence[Spec], work: Path) -> Run:
             from hortus.bench.inprocess import reference as exact
 
             run.reference = exact(setting)
-        run.hardware, run.dtype = _where(args.dtype)
+        run.hardware = gpu()
+        run.dtype = _dtype(args.dtype, run.hardware)
     except BaseException:
         run.close()
         raise
     return run
 
 
-def _where(dtype: str) -> tuple[str | None, str | None]:
-    """(GPU, number format) of what runs here; None where this machine's processor, or the server, decides."""
-    try:
-        import torch
-    except ModuleNotFoundError:
-        return None, None if dtype == "auto" else dtype
-    gpu = torch.cuda.is_available()
-    return (torch.cuda.get_device_name() if gpu else None), (
-        "bfloat16" if gpu else "float32"
-    ) if dtype == "auto" else dtype
+def _dtype(asked: str, gpu: str | None) -> str | None:
+    """The number format of an engine here; None where there is no PyTorch and the server decides."""
+    if asked != "auto":
+        return asked
+    return "bfloat16" if gpu else "float32" if importlib.util.find_spec("torch") else None
 
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import base64
 import json
-import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,6 +24,7 @@ from hortus.bench.results import Record, append, median_p99, table
 from hortus.bench.served import Running
 from hortus.bench.served import hortus as served_hortus
 from hortus.config import RoseConfig
+from hortus.cores import usable_cores
 from hortus.engines import open_model
 
 SIZE = 200_000
@@ -106,7 +106,7 @@ def measure(
 def _record(model: str, kind: str, rate: float, short: dict[str, list[Load]], slow: dict[str, list[Load]]) -> Record:
     loads = short[kind]
     median, p99 = np.median([median_p99(load.latencies_ms.tolist()) for load in loads], axis=0)
-    note = f"{kind}; {len(os.sched_getaffinity(0))} cores"
+    note = f"{kind}; {usable_cores()} cores"
     speed = None
     if kind != ALONE:
         p50_ratio, p99_ratio = ratios(loads, short[ALONE])

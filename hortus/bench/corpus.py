@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 
 from hortus import config
 from hortus.bench.flags import whole, written_file
-from hortus.bench.results import Record, append, table
+from hortus.bench.results import Record, append, gpu, table
 from hortus.bench.shapes import SHAPES, shape_folder
 from hortus.bench.texts import Corpus, mixed
 from hortus.corpus import command, manifest
@@ -88,13 +88,6 @@ def main(argv: Sequence[str]) -> int:
     if args.out:
         append(args.out, records)
     return 0
-
-
-def gpu() -> str | None:
-    """Name of the GPU that an engine here runs on, if there is one."""
-    import torch
-
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
 def exact(model: str, rows: int, tokens: int, files: Sequence[Path]) -> list[str]:

@@ -26,7 +26,7 @@ import torch
 from hortus.bench import reference
 from hortus.bench.flags import duration, whole, written_file
 from hortus.bench.measure import LEAST_COSINE_FP8
-from hortus.bench.results import Record, append, median_p99
+from hortus.bench.results import Record, append, gpu, median_p99
 from hortus.config import RoseConfig
 from hortus.folder import open_folder
 from hortus.metrics import Metrics
@@ -48,8 +48,8 @@ class Bench:
         self.shape = reference.SHAPES[args.shape]
         if args.layers:
             self.shape = self.shape._replace(layers=args.layers)
-        self.gpu = torch.cuda.is_available()
-        self.hardware = torch.cuda.get_device_name() if self.gpu else None
+        self.hardware = gpu()
+        self.gpu = self.hardware is not None
         self.dtype = args.dtype or ("bfloat16" if self.gpu else "float32")
         self.rng = np.random.default_rng(0)
         self.records: list[Record] = []

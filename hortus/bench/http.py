@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from hortus.bench.served import Running, free_port, started
 from hortus.bench.served import hortus as served_hortus
 from hortus.bench.texts import lee_sentences
 from hortus.config import RoseConfig
+from hortus.cores import usable_cores
 from hortus.engines import open_model
 from hortus.folder import ModelFolder
 from hortus.ivy.tokenize import Tokenizer
@@ -166,7 +166,7 @@ def grpc(seconds: float = 2.0, rounds: int = 5) -> list[Record]:
     """In process against gateways: latency of one client, requests a second of many, processor time of the scheduler."""
     model = open_model("demo", None, RoseConfig(), weights=False).name
     body = json.dumps({"model": model, "input": TEXT, "encoding_format": "base64"}).encode()
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     kinds: dict[str, tuple[str, ...]] = {"one process": ()}
     for n in (1, 2, 4):
         if n <= max(2, cores // 2):

@@ -13,6 +13,7 @@ from hortus.bench.pace import Closed, Load, Plan
 from hortus.bench.targets import Setting, Spec, Target, timed_calls
 from hortus.bench.texts import Inputs
 from hortus.config import RoseConfig
+from hortus.cores import usable_cores
 from hortus.errors import StartError
 from hortus.folder import ModelFolder
 from hortus.ivy.assemble import Truncate
@@ -20,7 +21,7 @@ from hortus.ivy.outputs import finish
 from hortus.ivy.split import split
 from hortus.ivy.tokenize import Tokenizer
 from hortus.metrics import Metrics
-from hortus.rose.engine import open_engine, pick_device, pick_dtype, usable_cores
+from hortus.rose.engine import open_engine, pick_device, pick_dtype
 from hortus.types import Engine, Float32, TokenBatch
 
 

@@ -6,7 +6,6 @@ Does not know what was measured or how.
 from __future__ import annotations
 
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hortus.cores import usable_cores
 from hortus.types import Float32
 
 
@@ -29,8 +29,16 @@ def hardware() -> str:
             if line.startswith("model name"):
                 name = line.split(":", 1)[1].strip()
                 break
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{name}, {cores} cores"
+    return f"{name}, {usable_cores()} cores"
+
+
+def gpu() -> str | None:
+    """Name of the GPU that an engine here runs on; None where there is none, or no PyTorch to run on it."""
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return None
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
 def commit() -> str | None:

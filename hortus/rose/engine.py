@@ -6,16 +6,14 @@ The one place where CPU and GPU meet. Does not know how either runs a step.
 from __future__ import annotations
 
 import logging
-import math
-import os
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from hortus.config import RoseConfig
+from hortus.cores import usable_cores
 from hortus.errors import RequestError, StartError
 from hortus.folder import ModelFolder, token_id
 from hortus.metrics import Metrics
@@ -159,17 +157,6 @@ def refused_fp8(device: torch.device) -> str | None:
 def _in_words(wanted: str, dtype: torch.dtype) -> str:
     """ModelInfo.dtype: replicas and parts of a corpus must not mix two of them."""
     return wanted if wanted == "fp8" else str(dtype).removeprefix("torch.")
-
-
-def usable_cores() -> int:
-    """Cores this process may use: its affinity, and a container's quota where there is one (cgroup 2, cpu.max)."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        cores = min(cores, math.ceil(int(quota) / int(period)))
-    except (OSError, ValueError):  # no cgroup 2, or no quota ("max")
-        pass
-    return max(cores, 1)
 
 
 def _unseen(folder: ModelFolder, kind: str) -> Unseen | None:

@@ -444,7 +444,7 @@ def test_a_gpu_gets_its_tokens_from_all_cores_but_two(device, flags, threads, mo
     model = FakeEngine()
     model._info = replace(model.info, device=device)
     monkeypatch.setattr(local, "load_engine", lambda *_: model)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    monkeypatch.setattr(local, "usable_cores", lambda: 16)
     with hortus.Engine("demo", fake_delay_ms=0.0, **flags) as engine:
         assert engine._opened.embedder.tokenizer._threads._max_workers == threads
 
