@@ -13,7 +13,7 @@ from itertools import chain
 import tokenizers
 
 from hortus.errors import InvalidInput, StartError, TooLong
-from hortus.folder import ModelFolder, read_json, token_types
+from hortus.folder import token_types
 from hortus.ivy import assemble, vocabulary
 from hortus.ivy.assemble import Frame, Truncate, longest_first, shortened
 from hortus.ivy.fit import fit
@@ -23,20 +23,6 @@ from hortus.types import TokenBatch
 
 class Composer(Reader):
     """A Reader of what is made of several texts. Never changed after it is made, either."""
-
-    def __init__(
-        self,
-        folder: ModelFolder,
-        *,
-        max_tokens: int | None = None,
-        vocab_size: int | None = None,
-        max_chars: int = 1_000_000,
-    ) -> None:
-        """As a Reader's."""
-        super().__init__(folder, max_tokens=max_tokens, vocab_size=vocab_size, max_chars=max_chars)
-        settings = read_json(folder.transformer / "tokenizer_config.json")
-        self._types = token_types(folder.config) > 1
-        self._separator_text = vocabulary.token_text(settings.get("sep_token"))
 
     def prepare_documents(self) -> None:
         """Make at start what `documents` needs: it takes as long as reading the tokenizer. StartError when it cannot serve."""
@@ -183,7 +169,8 @@ class Composer(Reader):
         end_b = len(owner) - owner[::-1].index(1)
         ids, types = probe.ids, probe.type_ids
         told = (types[:a], types[a], types[end_a:b], types[b], types[end_b:])
-        return Frame(ids[:a], ids[end_a:b], ids[end_b:], told if self._types and any(types) else None)
+        typed = any(types) and token_types(self._config) > 1
+        return Frame(ids[:a], ids[end_a:b], ids[end_b:], told if typed else None)
 
     @functools.cached_property
     def _literal(self) -> tokenizers.Tokenizer:
@@ -195,7 +182,8 @@ class Composer(Reader):
     @functools.cached_property
     def separator(self) -> list[int]:
         """The id between the chunks of a document."""
-        found = None if self._separator_text is None else self._inner.token_to_id(self._separator_text)
+        text = vocabulary.token_text(self._settings.get("sep_token"))
+        found = None if text is None else self._inner.token_to_id(text)
         if found is None:
             raise InvalidInput("this model's tokenizer has no separator token to put between chunks")
         return [found]

@@ -23,7 +23,7 @@ from hortus.folder import ModelFolder
 from hortus.ivy import assemble, multivector, outputs, templates
 from hortus.ivy.assemble import Truncate
 from hortus.ivy.split import split
-from hortus.ivy.tokenize import THREADS, Tokenizer
+from hortus.ivy.tokenize import Tokenizer
 from hortus.metrics import Metrics
 from hortus.types import Encoder, Float32, ModelInfo, Timings, TokenBatch
 
@@ -92,7 +92,7 @@ class Embedder:
             max_tokens=info.max_tokens,
             vocab_size=info.vocab_size,
             inline_chars=config.tokenize_inline_chars,
-            threads=config.tokenize_threads or THREADS,
+            threads=config.tokenize_threads,
             max_chars=config.max_input_chars,
             apart=config.tokenize_apart,
         )

@@ -23,7 +23,6 @@ from hortus.ivy import outputs
 from hortus.ivy.embed import Embedder
 from hortus.ivy.exchange import Answer, Request
 from hortus.ivy.rerank import labels
-from hortus.ivy.tokenize import THREADS
 from hortus.metrics import Metrics
 from hortus.types import TokenBatch
 
@@ -143,7 +142,7 @@ class Health:
             "max_batch_requests": None,
             "max_client_batch_size": self._config.max_inputs,
             "auto_truncate": self._config.auto_truncate,
-            "tokenization_workers": self._config.tokenize_threads or THREADS,
+            "tokenization_workers": embedder.tokenizer.threads,
             "sha": None,
             "docker_label": None,
             # Ours.

@@ -48,8 +48,9 @@ class Reader:
     ) -> None:
         """max_tokens, vocab_size: the engine's; default, what the folder says. max_chars: of one text, whatever its tokens.
         StartError when it cannot serve."""
+        self._config = folder.config
         self._file = folder.transformer / "tokenizer.json"
-        settings = read_json(folder.transformer / "tokenizer_config.json")
+        self._settings = settings = read_json(folder.transformer / "tokenizer_config.json")
         self._inner = vocabulary.as_told(vocabulary.load(self._file), folder, settings)
         if vocabulary.wants_lower_case(folder):
             self._inner.normalizer = vocabulary.lower_first(self._inner.normalizer)

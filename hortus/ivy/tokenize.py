@@ -63,7 +63,7 @@ class Tokenizer(Composer):
         max_tokens: int | None = None,
         vocab_size: int | None = None,
         inline_chars: int = 1024,
-        threads: int = THREADS,
+        threads: int | None = None,
         max_chars: int = 1_000_000,
         apart: bool = False,
     ) -> None:
@@ -76,7 +76,9 @@ class Tokenizer(Composer):
         self._apart: list[Apart] = []
         self._inline_chars = inline_chars
         self._closed = False
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize", initializer=_stand_back)
+        self.threads = threads or THREADS
+        """How many long requests are read at once."""
+        self._threads = ThreadPoolExecutor(self.threads, thread_name_prefix="tokenize", initializer=_stand_back)
 
     def close(self) -> None:
         """Stop the threads; what they are at is finished first, what waits is dropped."""
