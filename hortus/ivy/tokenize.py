@@ -53,6 +53,23 @@ Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
+def sealed(folder: ModelFolder) -> list[tuple[str, int, int]]:
+    """What changes when somebody writes into a small file of the folder: each one's path, size and time."""
+    files = {file for place in (folder.path, folder.transformer) for file in place.glob("*.json")}
+    return [(str(file), stat.st_size, stat.st_mtime_ns) for file in sorted(files) for stat in [file.stat()]]
+
+
+def unchanged(folder: ModelFolder, seal: list[tuple[str, int, int]], **named: Any) -> Composer:
+    """The Composer that another process has made of this folder, or none (SystemExit): one of other files would read long
+    texts otherwise than short ones."""
+    made = Composer(folder, **named)
+    if sealed(folder) != seal:
+        sys.exit(
+            f"hortus: {folder.path}: files have changed since this server read them; restart it to serve what is there now"
+        )
+    return made
+
+
 class Tokenizer(Composer):
     """A Composer with its threads, and their processes."""
 
@@ -69,9 +86,10 @@ class Tokenizer(Composer):
     ) -> None:
         """inline_chars: of a request, up to which it is read at once. apart: give each thread a process for long texts, once
         there are some. The others, and StartError: see Reader."""
+        seal = sealed(folder)
         super().__init__(folder, max_tokens=max_tokens, vocab_size=vocab_size, max_chars=max_chars)
         named = {"max_tokens": max_tokens, "vocab_size": vocab_size, "max_chars": max_chars}
-        self._recipe = (Composer, (folder,), named) if apart else None
+        self._recipe = (unchanged, (folder, seal), named) if apart else None
         self._of_thread = threading.local()
         self._apart: list[Apart] = []
         self._inline_chars = inline_chars

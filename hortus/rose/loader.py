@@ -60,7 +60,9 @@ def read_weights(
         elif not tensor.is_floating_point():
             wrong.append(f"{stored} holds {tensor.dtype}: quantised weights are not supported")
         else:
-            weights[name] = tensor.to(device=device, dtype=dtype)
+            # A copy in any case: safetensors gives views of the file, and whoever writes into it would change the model that is
+            # served, or end the process where it has become shorter.
+            weights[name] = tensor.to(device=device, dtype=dtype, copy=True)
     missing = [name for name in shapes if name not in came_from]
     faults = [
         *(wrong[:4] + ([f"and {len(wrong) - 4} more like these"] if len(wrong) > 4 else [])),

@@ -165,6 +165,28 @@ def test_a_cut_file_is_refused(copy: Path, open_ours: Any) -> None:
         open_ours(copy)
 
 
+@pytest.mark.parametrize("pickled", [False, True])
+def test_who_writes_into_the_files_changes_nothing_that_is_served(
+    pickled: bool, tmp_path: Path, make_tiny: Any, open_ours: Any
+) -> None:
+    path = tmp_path / "own"
+    shutil.copytree(make_tiny([Pooling(32), Dense(32, 8)]), path)
+    for file in [*path.rglob("model.safetensors")] if pickled else []:
+        torch.save(load_file(file), file.with_name("pytorch_model.bin"))
+        file.unlink()
+    ours = open_ours(path)
+    want = ours.encode(TEXTS)
+    files = [*path.rglob("model.safetensors"), *path.rglob("pytorch_model.bin")]
+    assert len(files) == 2
+    for file in files:  # as `cp new/* old/` does, and a trainer that saves over the folder
+        with file.open("r+b") as f:
+            f.write(b"\x40" * file.stat().st_size)
+    assert np.array_equal(ours.encode(TEXTS), want)
+    for file in files:
+        file.write_bytes(b"")
+    assert np.array_equal(ours.encode(TEXTS), want)
+
+
 def test_names_that_do_not_fit(copy: Path, open_ours: Any) -> None:
     state = load_file(copy / "model.safetensors")
     del state["encoder.layer.1.output.dense.bias"]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
+import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -156,3 +159,26 @@ async def test_short_texts_start_nothing(folder, monkeypatch):
     await asyncio.gather(*[tokenizer.batch(["word " * 100] * 10) for _ in range(10)])
     assert not tokenizer._apart
     tokenizer.close()
+
+
+async def test_a_process_reads_the_files_that_the_server_has_read_or_none(folder, tmp_path, monkeypatch, capfd):
+    """Else a text's tokens would depend on its length, once somebody has saved another model over the folder."""
+    monkeypatch.setattr(tokenize, "APART_CHARS", 0)
+    path = tmp_path / "own"
+    shutil.copytree(folder.path, path, copy_function=shutil.copyfile)
+    own = dataclasses.replace(folder, path=path, transformer=path)
+    there = Tokenizer(own, threads=1, inline_chars=0, apart=True)
+    want = await there.batch(TEXTS, truncate=CUT)
+    told = json.loads((path / "tokenizer.json").read_text())
+    words = told["model"]["vocab"]
+    words["cat"], words["mat"] = words["mat"], words["cat"]
+    (path / "tokenizer.json").write_text(json.dumps(told))
+    later = Apart(there._recipe)
+    for _ in range(apart.MOST_STARTS):
+        assert not later.ready(60)
+    assert not later.ready(60)
+    assert "files have changed since" in capfd.readouterr().err
+    there._of_thread = threading.local()  # what its thread had started before does not count
+    for _ in range(3):
+        same(await there.batch(TEXTS, truncate=CUT), want)
+    there.close()
