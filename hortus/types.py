@@ -10,6 +10,7 @@ A request's way, by noun:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
@@ -156,6 +157,14 @@ class Result:
     rows: Float32
     """[rows, width] float32, in the order of the sequences (and of their spans). Not yet cut, normalised or quantised."""
     timings: Timings = field(default_factory=Timings)
+    finite: bool = False
+    """All rows are known to be finite: those of a step, or of a message, are looked at together. Else nobody has looked."""
+
+
+def all_finite(rows: Float32) -> bool:
+    """Whether one product tells that every value is finite: the sum of squares. False tells nothing: large ones overflow."""
+    flat = rows.reshape(-1)
+    return math.isfinite(flat.dot(flat))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

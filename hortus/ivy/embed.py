@@ -302,15 +302,16 @@ class Embedder:
             rows = result.rows
             step = max(1, SLICE_VALUES // rows.shape[1])
             if len(rows) <= step:
-                return [finished(lo, rows)], result.timings
+                return [finished(lo, rows, result.finite)], result.timings
             pieces = []
             for at in range(0, len(rows), step):
-                pieces.append(finished(lo + at, rows[at : at + step]))
+                pieces.append(finished(lo + at, rows[at : at + step], result.finite))
                 await asyncio.sleep(0)
             return pieces, result.timings
 
-        def finished(first: int, rows: Float32) -> T:
-            outputs.check_finite(rows, lambda i: self._name(tokens, first + i))
+        def finished(first: int, rows: Float32, finite: bool) -> T:
+            if not finite:
+                outputs.check_finite(rows, lambda i: self._name(tokens, first + i))
             return write(first, rows)
 
         chunks = split(batch, self.info.batch_tokens)

@@ -17,7 +17,7 @@ import pybase64
 
 from hortus.errors import InvalidInput, NonFinite, StartError
 from hortus.ivy import decimals
-from hortus.types import Float32
+from hortus.types import Float32, all_finite
 
 EPSILON = 1e-12
 """Least norm divided by, as in torch.nn.functional.normalize: a zero vector stays zero instead of turning into NaN."""
@@ -31,9 +31,7 @@ def check_finite(rows: Float32, name: Callable[[int], str] = "input[{}]".format)
 
     Checked on the whole row, before it is cut, and whatever the encoding: base64 would hide a NaN.
     """
-    # A sum of squares is finite only if every value is, and one product tells; squares that overflow are looked at again.
-    flat = rows.reshape(-1)
-    if not math.isfinite(flat.dot(flat)) and not np.isfinite(rows).all():
+    if not all_finite(rows) and not np.isfinite(rows).all():
         at = name(int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0]))
         raise NonFinite(
             f"the model gave NaN or Inf for {at}; its number format may not fit the model (--dtype)", param=at
@@ -61,9 +59,11 @@ def finish(rows: Float32, dimensions: int | None, normalize: bool) -> Float32:
 
 def as_base64(rows: Rows) -> list[bytes]:
     """One base64 text a row: little-endian float32, as OpenAI has it, or the bytes of the codes."""
-    packed = (rows.astype("<f4", copy=False) if rows.dtype == np.float32 else rows).tobytes()
+    if rows.dtype == np.float32:
+        rows = rows.astype("<f4", copy=False)
     if len(rows) == 1:
-        return [pybase64.b64encode(packed)]
+        return [pybase64.b64encode(rows.data)]
+    packed = rows.tobytes()
     size = len(packed) // max(len(rows), 1)
     return [pybase64.b64encode(packed[at : at + size]) for at in range(0, len(packed), size)]
 

@@ -109,9 +109,9 @@ class Tokenizer(Composer):
 
     async def batch(self, texts: Sequence[str], *, truncate: Truncate = REFUSE, field: str = "input") -> TokenBatch:
         """Tokens of every text, special ones added. field: what the request calls the texts, for errors."""
-        effort = self.effort(texts)
-        if effort <= self._inline_chars:  # as _sliced would do, in fewer calls
-            return self.encode(texts, truncate=truncate, field=field)
+        chars = sum(map(len, texts))
+        if chars <= self._inline_chars or (effort := self.effort(texts)) <= self._inline_chars:
+            return self.encode(texts, truncate=truncate, field=field)  # as _sliced would do, in fewer calls
         return await self._sliced(
             [len(t) for t in texts],
             lambda lo, hi: ("encode", (texts[lo:hi], lo), {"truncate": truncate, "field": field}),

@@ -22,7 +22,7 @@ from hortus import errors
 from hortus.errors import HortusError, RequestError
 from hortus.protocol import hortus_pb2 as pb
 from hortus.traces import CONTEXT_BYTES
-from hortus.types import Float32, ModelInfo, Result, Timings, TokenBatch
+from hortus.types import Float32, ModelInfo, Result, Timings, TokenBatch, all_finite
 
 VERSION = 1
 """Changes only when old peers could misread; see docs/protocol.md."""
@@ -245,9 +245,9 @@ def read_replies(data: bytes) -> Replies:
     if got.width < 1:
         raise Malformed("width: rows without a width")
     rows: Float32 = _array(got.rows, "<f4", "rows", total * got.width).reshape(total, got.width)
-    last = 0
+    last, finite = 0, all_finite(rows)
     for number, count, queue, device in zip(numbers, counts, queue_ms, device_ms, strict=True):
-        message.answers.append((number, Result(rows[last : last + count], Timings(0.0, queue, device))))
+        message.answers.append((number, Result(rows[last : last + count], Timings(0.0, queue, device), finite)))
         last += count
     return message
 

@@ -313,7 +313,11 @@ class Scheduler:
             work.unanswered -= hi - lo
             if work.unanswered == 0 and work.tell is not None:
                 timings = Timings(0.0, (work.handed - work.enqueued) * 1000, (at - work.handed) * 1000)
-                self._tell(work, Result(rows[start:end] if work.rows is None else work.rows, timings))
+                if work.rows is None:
+                    result = Result(rows[start:end], timings, flight.finite)
+                else:
+                    result = Result(work.rows, timings)
+                self._tell(work, result)
             start = end
 
     def _tell_idle(self) -> None:
