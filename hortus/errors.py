@@ -25,6 +25,7 @@ Knows no HTTP library: only numbers.
 
 from __future__ import annotations
 
+import traceback
 from typing import NamedTuple
 
 
@@ -92,6 +93,13 @@ def bare(error: BaseException) -> None:
         left += [e for e in (error.__cause__, error.__context__) if e is not None]
         left += error.exceptions if isinstance(error, BaseExceptionGroup) else ()
         error.__traceback__ = error.__cause__ = error.__context__ = None
+
+
+def first_of(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What failed first in an asyncio.TaskGroup. Cancelled just then, the group's last frame keeps that in a variable, and it the
+    frame: the variables are let go."""
+    traceback.clear_frames(failures.__traceback__)
+    return failures.exceptions[0]
 
 
 class InvalidInput(RequestError):

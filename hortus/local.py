@@ -31,7 +31,7 @@ from hortus import config
 from hortus.cores import usable_cores
 from hortus.corpus.vectors import TYPES, Backend, Local, Vectors, Wish, only_text
 from hortus.engines import load_engine, open_model
-from hortus.errors import InvalidInput, NotReady, RequestError, StartError
+from hortus.errors import InvalidInput, NotReady, RequestError, StartError, first_of
 from hortus.folder import ModelFolder
 from hortus.ivy.embed import Embedder
 from hortus.ivy.scores import Question, score
@@ -383,7 +383,7 @@ async def embed_all(backend: Backend, texts: Sequence[str], wish: Wish, names: S
             for _ in range(2):
                 group.create_task(worker())
     except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
+        raise first_of(failures) from None
     if errors:
         first = min(errors)
         raise _named(errors[first], names[first])

@@ -26,7 +26,7 @@ from hortus.corpus.read import Columns
 from hortus.corpus.sinks import Sink
 from hortus.corpus.store import Store, Writing
 from hortus.corpus.vectors import Backend, Vectors
-from hortus.errors import StartError
+from hortus.errors import StartError, first_of
 
 AHEAD = 3
 """Windows in memory: one that is written, one on the device, one read and tokenised behind it."""
@@ -192,6 +192,6 @@ async def run(
             group.create_task(read(group))
             group.create_task(write())
     except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
+        raise first_of(failures) from None
     finally:
         await asyncio.to_thread(parts.abandon)

@@ -28,7 +28,7 @@ import numpy.typing as npt
 import orjson
 
 from hortus.corpus.vectors import TYPES, Vectors, Wish, only_text, stored_values
-from hortus.errors import EngineError, InvalidInput, NonFinite, NotReady, RequestError, StartError, TooLong
+from hortus.errors import EngineError, InvalidInput, NonFinite, NotReady, RequestError, StartError, TooLong, first_of
 from hortus.ivy.split import cut
 
 log = logging.getLogger("hortus.corpus")
@@ -252,7 +252,7 @@ class Servers:
                 for lo, hi in cut([len(texts[i]) for i in order], REQUEST_CHARS, most):
                     group.create_task(piece(order[lo:hi]))
         except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
+            raise first_of(failures) from None
         return found
 
     async def _piece(

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hortus.corpus import pieces
-from hortus.errors import EngineError, InvalidInput, NonFinite, RequestError, StartError, TooLong
+from hortus.errors import EngineError, InvalidInput, NonFinite, RequestError, StartError, TooLong, first_of
 from hortus.ivy import assemble, outputs
 from hortus.ivy.embed import Embedder
 from hortus.ivy.split import cut
@@ -272,7 +272,7 @@ class Local:
                 for lo, hi in cut(lengths[order], budget, 1024):
                     group.create_task(step(order[lo:hi][::-1]))
         except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
+            raise first_of(failures) from None
 
     async def _step(
         self, batch: TokenBatch, which: Int32, firsts: Int32, rows: npt.NDArray[Any], failed: dict[int, RequestError]

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from hortus.config import IvyConfig
-from hortus.errors import InvalidInput, StartError, WrongKind
+from hortus.errors import InvalidInput, StartError, WrongKind, first_of
 from hortus.folder import ModelFolder
 from hortus.ivy import assemble, multivector, outputs, templates
 from hortus.ivy.assemble import Truncate
@@ -351,6 +351,6 @@ async def _run_all(run: Run[T], chunks: Sequence[TokenBatch]) -> tuple[list[T], 
             for _ in range(min(OUTSTANDING_CHUNKS, len(chunks))):
                 group.create_task(worker())
     except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
+        raise first_of(failures) from None
     device_ms = (time.perf_counter() - max(first_start, begin)) * 1e3
     return [part for piece in parts for part in piece], Timings(queue_ms=queue_ms, device_ms=device_ms)

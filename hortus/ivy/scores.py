@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from hortus.errors import InvalidInput, WrongKind
+from hortus.errors import InvalidInput, WrongKind, first_of
 from hortus.ivy import outputs
 from hortus.ivy.assemble import Truncate
 from hortus.ivy.embed import Done, Embedder, Tokens
@@ -133,7 +133,7 @@ async def _both(one: Coroutine[None, None, Done[A]], other: Coroutine[None, None
         async with asyncio.TaskGroup() as group:
             left, right = group.create_task(one), group.create_task(other)
     except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
+        raise first_of(failures) from None
     return left.result(), right.result()
 
 
