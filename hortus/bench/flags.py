@@ -31,6 +31,22 @@ def inputs_tokens(text: str) -> tuple[int, int]:
     return whole(inputs), whole(tokens)
 
 
+def cores(text: str) -> frozenset[int]:
+    """Processor cores that this process may use, as taskset takes them: `0,1` or `0-3,8`."""
+    found: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", part)
+        some = range(int(match[1]), int(match[2] or match[1]) + 1) if match else ()
+        if not some:
+            raise argparse.ArgumentTypeError(f"{text!r} is no list of cores; write numbers such as 0,1 or 0-3,8")
+        found.update(some)
+    if not hasattr(os, "sched_getaffinity"):
+        raise argparse.ArgumentTypeError("this system binds no process to cores")
+    if unknown := sorted(found - os.sched_getaffinity(0)):
+        raise argparse.ArgumentTypeError(f"core {unknown[0]} is not one that this process may use")
+    return frozenset(found)
+
+
 def duration(text: str) -> float:
     """Seconds or minutes, at least 0: a round of no length still has one answer."""
     try:

@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from hortus.bench.flags import duration, whole, written_file
+from hortus.bench.flags import cores, duration, whole, written_file
 from hortus.bench.load import closed_loop
 from hortus.bench.pace import Load
 from hortus.bench.results import Record, append, median_p99, table
-from hortus.bench.served import Running, free_port, started
+from hortus.bench.served import Running, bound, free_port, started
 from hortus.bench.served import hortus as served_hortus
 from hortus.bench.texts import lee_sentences
 from hortus.config import RoseConfig
@@ -45,19 +47,43 @@ def main(argv: Sequence[str]) -> int:
         "--seconds", type=duration, default=4.0 if which == "http" else 2.0, help="of each case and round"
     )
     parser.add_argument("--rounds", type=whole, default=5, help="of grpc")
+    parser.add_argument(
+        "--server-cores", type=cores, default=frozenset(), metavar="LIST",
+        help="cores for the server's processes, such as 0,1; the clients get the others",
+    )  # fmt: skip
+    parser.add_argument(
+        "--engine-cores", type=cores, default=frozenset(), metavar="LIST",
+        help="of grpc: cores for the engine's process where it has gateways, if not the server's",
+    )  # fmt: skip
     parser.add_argument("--out", type=written_file, help="append JSON lines to this file")
     args = parser.parse_args(argv[1:])
-    records = http(args.seconds) if which == "http" else grpc(args.seconds, args.rounds)
+    placed = Placed()
+    if taken := args.server_cores | args.engine_cores:
+        placed = Placed(args.server_cores, args.engine_cores, os.sched_getaffinity(0) - taken)
+        if not placed.clients:
+            parser.error("--server-cores: the clients need a core too")
+    records = http(args.seconds, placed) if which == "http" else grpc(args.seconds, args.rounds, placed)
     print(table(records))
     if args.out:
         append(args.out, records)
     return 0
 
 
+class Placed(NamedTuple):
+    """Cores that processes run on; none: any."""
+
+    server: Collection[int] = ()
+    engine: Collection[int] = ()
+    """Of the one behind gateways, where it is not on the server's."""
+    clients: Collection[int] = ()
+
+
 @contextmanager
-def topology(*flags: str) -> Iterator[Running]:
+def topology(*flags: str, placed: Placed = Placed()) -> Iterator[Running]:  # noqa: B008
     """`hortus serve demo` with a fake engine and these flags, on a free port."""
-    with served_hortus("demo", "--fake-delay-ms", "0", *flags) as running:
+    with served_hortus("demo", "--fake-delay-ms", "0", *flags, cores=placed.server) as running:
+        if placed.engine and flags:
+            running.bind_engine(placed.engine)
         yield running
 
 
@@ -81,15 +107,18 @@ uvloop.run(main())
 """A server that reads nothing and always answers the same: what the machine itself takes for an exchange."""
 
 
-def bare(seconds: float, how: str) -> list[float]:
+def bare(seconds: float, how: str, placed: Placed) -> list[float]:
     """Milliseconds of each exchange with BARE, answered at once (`direct`) or from a thread and back (`hop`)."""
     port = free_port()
-    with started([sys.executable, "-c", BARE, str(port), how], port, ready_s=30):
+    with (
+        started([sys.executable, "-c", BARE, str(port), how], port, ready_s=30, cores=placed.server),
+        bound(placed.clients),
+    ):
         load = closed_loop("127.0.0.1", port, "/", b"{}", clients=1, seconds=seconds)
     return [float(ms) for ms in load.latencies_ms]
 
 
-def http(seconds: float = 4.0) -> list[Record]:
+def http(seconds: float = 4.0, placed: Placed = Placed()) -> list[Record]:  # noqa: B008
     """p50 over the engine for one 32-token text; requests a second at 1, 16 and 64 clients; 100 texts in one request."""
     folder = open_model("demo", None, RoseConfig(), weights=False)
     tokenizer = Tokenizer(folder)
@@ -105,7 +134,7 @@ def http(seconds: float = 4.0) -> list[Record]:
     direct_ms = median_p99(direct)[0]
     records: list[Record] = []
     for how, note in (("direct", "a server that only answers"), ("hop", "the same, over a thread and back")):
-        median, p99 = median_p99(bare(seconds / 2, how))
+        median, p99 = median_p99(bare(seconds / 2, how, placed))
         records.append(
             Record(
                 suite="http-floor", target="bare", model="none", batch=1, clients=1, median_ms=median, p99_ms=p99, note=note
@@ -115,9 +144,16 @@ def http(seconds: float = 4.0) -> list[Record]:
     def cases(server: Running, width: int) -> Callable[..., None]:
         def case(suite: str, inputs: str | list[str], form: str, tokens: int, clients: int, processes: int = 1) -> None:
             body = json.dumps({"model": folder.name, "input": inputs, "encoding_format": form}).encode()
-            load = closed_loop(
-                "127.0.0.1", server.port, "/v1/embeddings", body, clients=clients, seconds=seconds, processes=processes
-            )
+            with bound(placed.clients):
+                load = closed_loop(
+                    "127.0.0.1",
+                    server.port,
+                    "/v1/embeddings",
+                    body,
+                    clients=clients,
+                    seconds=seconds,
+                    processes=processes,
+                )
             median, p99 = median_p99(load.latencies_ms.tolist())
             n = 1 if isinstance(inputs, str) else len(inputs)
             note = f"{form} x {width}; client used {load.client_cpu_s / load.seconds:.0%} of a core"
@@ -134,7 +170,7 @@ def http(seconds: float = 4.0) -> list[Record]:
         return case
 
     many = [text] * 100
-    with topology() as running:
+    with topology(placed=placed) as running:
         case = cases(running, engine.info.width)
         case("http-overhead", text, "base64", 32, 1)
         for clients in (16, 64, 256):
@@ -145,7 +181,7 @@ def http(seconds: float = 4.0) -> list[Record]:
     with tempfile.TemporaryDirectory() as place:
         wide = _wide(folder, Path(place) / folder.name)
         flags = ("--fake-delay-ms", "0", "--tokenize-threads", "1", "--served-model-name", folder.name)
-        with served_hortus(str(wide), *flags) as running:
+        with served_hortus(str(wide), *flags, cores=placed.server) as running:
             case = cases(running, WIDE)
             case("http-many-one-core", many, "base64", 32, 1)
             case("http-many-one-core", many, "float", 32, 1)
@@ -162,26 +198,27 @@ def _wide(folder: ModelFolder, to: Path) -> Path:
     return to
 
 
-def grpc(seconds: float = 2.0, rounds: int = 5) -> list[Record]:
+def grpc(seconds: float = 2.0, rounds: int = 5, placed: Placed = Placed()) -> list[Record]:  # noqa: B008
     """In process against gateways: latency of one client, requests a second of many, processor time of the scheduler."""
     model = open_model("demo", None, RoseConfig(), weights=False).name
     body = json.dumps({"model": model, "input": TEXT, "encoding_format": "base64"}).encode()
-    cores = usable_cores()
+    mine = len(placed.clients) or usable_cores()
     kinds: dict[str, tuple[str, ...]] = {"one process": ()}
     for n in (1, 2, 4):
-        if n <= max(2, cores // 2):
+        if n <= max(2, len(placed.server) or mine // 2):
             kinds[f"{n} gateways"] = ("--gateways", str(n))
     runs: dict[tuple[str, int], list[Load]] = {}
     cpu_us: dict[str, list[float]] = {kind: [] for kind in kinds}
     for _ in range(rounds):
         for kind, flags in kinds.items():
-            with topology(*flags) as server:
+            with topology(*flags, placed=placed) as server:
                 for clients in (1, 64, 256):
                     before = server.engine_cpu_s()
-                    load = closed_loop(
-                        "127.0.0.1", server.port, "/v1/embeddings", body,
-                        clients=clients, seconds=seconds, processes=1 if clients == 1 else max(1, min(4, cores // 4)),
-                    )  # fmt: skip
+                    with bound(placed.clients):
+                        load = closed_loop(
+                            "127.0.0.1", server.port, "/v1/embeddings", body,
+                            clients=clients, seconds=seconds, processes=1 if clients == 1 else max(1, min(4, mine // 4)),
+                        )  # fmt: skip
                     runs.setdefault((kind, clients), []).append(load)
                     if clients == 64:
                         cpu_us[kind].append((server.engine_cpu_s() - before) / len(load.latencies_ms) * 1e6)
@@ -199,6 +236,9 @@ def _record(
     note = f"client used {np.median([load.client_cpu_s / load.seconds for load in loads]):.0%} of a core"
     if kind != "one process" and clients == 1:
         note += f"; adds {p50 - p50_base:.2f} ms"
+    if kind not in ("one process", "1 gateways") and clients > 1:
+        single = float(np.median([load.requests_per_s for load in runs["1 gateways", clients]]))
+        note += f"; {rate / single:.2f} times 1 gateway"
     if kind != "one process" and clients == 64:
         note += f"; the engine's process used {np.median(cpu_us[kind]):.0f} us a request"
     return Record(

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -220,13 +220,19 @@ def free_port() -> int:
 
 @contextmanager
 def started(
-    words: Sequence[str], port: int | None, environ: dict[str, str] | None = None, ready_s: float = 300
+    words: Sequence[str],
+    port: int | None,
+    environ: dict[str, str] | None = None,
+    ready_s: float = 300,
+    cores: Collection[int] = (),
 ) -> Iterator[Running]:
-    """A server process, ready; SIGTERM at the end. port: None when it tells it itself, as Hortus does. RuntimeError."""
+    """A server process, ready; SIGTERM at the end. port: None when it tells it itself, as Hortus does. cores: those that it and
+    all under it run on; none: any. RuntimeError."""
     clean = {k: v for k, v in ENVIRON.items() if not k.startswith("HORTUS_")}
     with tempfile.TemporaryFile() as log:
         try:
-            process = subprocess.Popen(words, stdout=log, stderr=log, env=clean | (environ or {}))
+            with bound(cores):
+                process = subprocess.Popen(words, stdout=log, stderr=log, env=clean | (environ or {}))
         except OSError as e:
             raise StartError(f"{words[0]} cannot be started: {e}") from None
 
@@ -254,6 +260,20 @@ def started(
                 process.wait()
 
 
+@contextmanager
+def bound(cores: Collection[int]) -> Iterator[None]:
+    """Inside, this thread runs on these cores only, and so does whatever it starts, also later. None given: as it is."""
+    if not cores:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 @dataclass(frozen=True, slots=True)
 class Running:
     """A server started here, ready."""
@@ -275,22 +295,30 @@ class Running:
                 continue
         return total
 
-    def engine_cpu_s(self) -> float:
-        """Processor seconds of the first engine process so far (of the whole server where it is one process)."""
+    def engine(self) -> int:
+        """The first engine process; the server itself where it is one process."""
         children = Path(f"/proc/{self.process}/task/{self.process}/children").read_text().split()
         for child in (*children, str(self.process)):
-            words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-            if b"tulip" in words or not children:
-                user, system = Path(f"/proc/{child}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
-                return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+            if not children or b"tulip" in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0"):
+                return int(child)
         raise RuntimeError("no engine process")
+
+    def engine_cpu_s(self) -> float:
+        """Its processor seconds so far."""
+        user, system = Path(f"/proc/{self.engine()}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+    def bind_engine(self, cores: Collection[int]) -> None:
+        """Let it run on these cores only."""
+        for task in Path(f"/proc/{self.engine()}/task").iterdir():
+            os.sched_setaffinity(int(task.name), cores)
 
 
 @contextmanager
-def hortus(model: str, *flags: str) -> Iterator[Running]:
-    """`hortus serve MODEL` with these flags, on a free port."""
+def hortus(model: str, *flags: str, cores: Collection[int] = ()) -> Iterator[Running]:
+    """`hortus serve MODEL` with these flags, on a free port. cores: see `started`."""
     words = [sys.executable, "-m", "hortus.cli", "serve", model, "--port", "0", *flags]
-    with started(words, None) as running:
+    with started(words, None, cores=cores) as running:
         yield running
 
 

@@ -1,10 +1,15 @@
 """What is wrong in the words of `hortus bench` is bad usage: status 2 and the flag's name, before anything is loaded."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
 from hortus import bench
+from hortus.bench.flags import cores
+from hortus.bench.served import bound
 
 RECORD = {"suite": "latency", "model": "m", "target": "hortus"}
 
@@ -34,6 +39,10 @@ def files(tmp_path, monkeypatch):
         ("latency --tokens 16 0", "--tokens: '0'"),
         ("cases --cases 1x16 512", "--cases: '512' is no size; write INPUTSxTOKENS"),
         ("cases --cases 0x16", "--cases: '0' is not a whole number"),
+        ("grpc --server-cores zero", "--server-cores: 'zero' is no list of cores"),
+        ("grpc --server-cores 1-0", "--server-cores: '1-0' is no list of cores"),
+        ("http --server-cores 99999", "--server-cores: core 99999 is not one that this process may use"),
+        ("grpc --server-cores 0 --engine-cores 0-99999", "--engine-cores: core "),
         ("latency --texts nope", "--texts: nope: No such file"),
         ("latency --texts .", "--texts: .: Is a directory"),
         ("latency --texts latin1.txt", "--texts: latin1.txt: not UTF-8 at byte 3"),
@@ -78,3 +87,20 @@ def test_bad_usage(files, monkeypatch, capsys, words, said):
         bench.main([w.replace("\\n", "\n") for w in words.replace("\n", "\\n").split()])
     assert e.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_what_is_started_where_cores_are_given_stays_there():
+    mine = os.sched_getaffinity(0)
+    core = min(mine)
+    assert cores(f"{core},{core}-{core}") == {core}
+    with bound(cores(str(core))):
+        told = subprocess.run(
+            [sys.executable, "-c", "import os; print(*os.sched_getaffinity(0))"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    assert told.stdout.split() == [str(core)]
+    assert os.sched_getaffinity(0) == mine
+    with bound(()):
+        assert os.sched_getaffinity(0) == mine
