@@ -1,9 +1,10 @@
 """Files to blocks of rows: the texts, and the columns that are to be kept.
 
 Parquet columns keep their types. JSONL columns get the types that most of the first thousand rows of the first file with
-rows have; a value that is of another makes its row one that is refused. CSV columns are text, and plain text files have none.
-`NAME:TYPE` says a type. A line that cannot be read is a row refused, of whatever format; a file that cannot be read ends the
-run, with its name. Lines that hold nothing are no rows, and are counted all the same, so that a row's number finds its line.
+rows have (of a column that is null in all of these, the next thousand); a value that is of another makes its row one that is
+refused. CSV columns are text, and plain text files have none. `NAME:TYPE` says a type. A line that cannot be read is a row
+refused, of whatever format; a file that cannot be read ends the run, with its name. Lines that hold nothing are no rows, and
+are counted all the same, so that a row's number finds its line.
 
 Does not know windows, parts or vectors.
 """
@@ -29,6 +30,8 @@ BLOCK_ROWS = 1024
 """Most rows of a block: also what a reader holds beside the windows."""
 PROBE_ROWS = 1000
 """Rows of the first file with any that settle the types of JSONL columns."""
+PROBES = 50
+"""So many times as many are looked through for a value of a column that is null in the first ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,8 @@ class Columns:
     id: str | None
     schema: pa.Schema
     """Of the kept columns, the id first; `id` of FILE:ROW where there is no other."""
+    digits: frozenset[str] = frozenset()
+    """Columns that were told to be text: of JSON's whole numbers they take the digits, as Parquet's do."""
 
     @property
     def kept(self) -> list[str]:
@@ -115,7 +120,8 @@ def columns(files: Sequence[File], *, text: str, id: str | None, keep: str | Non
         if any(f.name == "id" for f in schema):
             raise StartError("--keep id: name it by --id, or there would be two columns `id`")
         schema.insert(0, pa.field("id", pa.string()))
-    return Columns(text, asked[0].name if id is not None else None, pa.schema(schema))
+    digits = frozenset(a.name for a in asked if a.type is not None and _is_text(a.type))
+    return Columns(text, asked[0].name if id is not None else None, pa.schema(schema), digits)
 
 
 def _need(file: File, there: Sequence[str], names: Sequence[str], flag: str) -> None:
@@ -151,18 +157,25 @@ def check_parquet(file: File, schema: pa.Schema, text: str, names: Sequence[str]
 
 def _jsonl_fields(file: File, text: str, names: Sequence[str]) -> dict[str, pa.DataType] | None:
     with _named(file), file.open() as f:
-        rows = [_json(raw, names) for _, raw in itertools.islice(_lines(f), PROBE_ROWS)]
-    good = [r for r in rows if isinstance(r, dict)]
-    there = list(dict.fromkeys(k for r in good for k in r))
-    if rows and not good:
-        raise StartError(
-            f"{file.url}: of its first {len(rows)} lines none is a JSON object; is it JSON lines (--format)?"
-        )
-    if not good:
-        return None
-    _need(file, there, [text], "--text")
-    _need(file, there, names, "--keep or --id")
-    return {name: values.guess([r.get(name) for r in good]) for name in names}
+        rows = (_json(raw, names) for _, raw in _lines(f))
+        probe = list(itertools.islice(rows, PROBE_ROWS))
+        good = [r for r in probe if isinstance(r, dict)]
+        there = list(dict.fromkeys(k for r in good for k in r))
+        if probe and not good:
+            raise StartError(
+                f"{file.url}: of its first {len(probe)} lines none is a JSON object; is it JSON lines (--format)?"
+            )
+        if not good:
+            return None
+        _need(file, there, [text], "--text")
+        _need(file, there, names, "--keep or --id")
+        found = {name: [r.get(name) for r in good] for name in names}
+        for _ in range(1, PROBES):
+            unknown = [name for name in names if all(v is None for v in found[name])]
+            if not unknown or not (probe := list(itertools.islice(rows, PROBE_ROWS))):
+                break
+            found |= {name: [r.get(name) for r in probe if isinstance(r, dict)] for name in unknown}
+    return {name: values.guess(found[name]) for name in names}
 
 
 def _csv_fields(file: File, text: str, names: Sequence[str]) -> dict[str, pa.DataType] | None:
@@ -406,7 +419,7 @@ def _table(rows: list[dict[str, Any]], texts: list[object], columns: Columns, *,
     arrays = []
     for name in columns.kept:
         kind, there = columns.schema.field(name).type, [row.get(name) for row in rows]
-        array, bad = values.column(there, kind, csv=csv)
+        array, bad = values.column(there, kind, csv=csv, digits=name in columns.digits)
         arrays.append(array)
         for i in bad:
             if not isinstance(texts[i], InvalidInput):  # the first reason is told: the id's, if that is at fault

@@ -96,11 +96,16 @@ def _reads(kind: pa.DataType) -> Holds:
     return good
 
 
-def column(values: Sequence[Any], kind: pa.DataType, *, csv: bool = False) -> tuple[pa.Array, list[int]]:
+def column(
+    values: Sequence[Any], kind: pa.DataType, *, csv: bool = False, digits: bool = False
+) -> tuple[pa.Array, list[int]]:
     """(the column [len(values)], places of the values that it cannot hold, which are null there).
 
     csv: the values are text, and are read as what the type is; an empty one is null unless the type is text.
+    digits: the type is text, and takes whole numbers too.
     """
+    if digits:
+        values = [str(v) if type(v) is int else v for v in values]
     array, fits = (_from_text, _reads(kind)) if csv else (_from_json, holds(kind))
     if csv and not pa.types.is_string(kind):
         values = [v or None for v in values]
@@ -144,12 +149,15 @@ def unfit(name: str, flag: str, value: Any, kind: pa.DataType) -> str:
     except RecursionError:
         told = "lists or objects in one another, too deep to be told"
     told = told if len(told) <= _TOLD_CHARS else told[:_TOLD_CHARS] + "..."
-    numeric = type(value) in (int, float) and (pa.types.is_primitive(kind) and not pa.types.is_temporal(kind))
-    others = (pa.int64(), pa.uint64(), pa.float64()) if numeric else ()
-    better = next((other for other in others if holds(other)(value)), None)
-    hint = f" ({flag} {name}:{_alias(better)} takes it)" if better is not None else ""
-    if type(value) is int and better is None and others:
-        hint = " (no number type holds it)"
+    plain = pa.types.is_primitive(kind) and not pa.types.is_temporal(kind)
+    takes = []
+    if type(value) in (int, float) and (plain or pa.types.is_string(kind)):
+        takes = [_alias(t) for t in (pa.int64(), pa.uint64(), pa.float64()) if holds(t)(value)][:1]
+    if type(value) is bool and pa.types.is_string(kind):
+        takes = ["bool"]
+    if type(value) is int and (pa.types.is_string(kind) or (plain and not takes)):
+        takes.append("string")  # its digits
+    hint = f" ({flag} {' or '.join(f'{name}:{t}' for t in takes)} takes it)" if takes else ""
     return f"column {name!r} is not {kind!s:.80}: {told}{hint}"
 
 

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hortus.corpus import read, values
+from hortus.corpus.files import File
 from hortus.errors import StartError
 
 TYPES = ["bool", "int8", "int32", "int64", "uint8", "uint64", "float16", "float32", "float64", "string"]
@@ -88,6 +89,7 @@ def test_the_type_is_that_of_most(there: list[Any], kind: str):
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: list[str], **flags: object) -> tuple[list, list[str]]:
     """What is stored of column `k`, whose values are given as JSON, and why the others were refused."""
     monkeypatch.setattr(read, "PROBE_ROWS", 3)
+    monkeypatch.setattr(read, "PROBES", 4)
     lines = [f'{{"text": "row {i}", "k": {value}}}' for i, value in enumerate(there)]
     (tmp_path / "in.jsonl").write_text("\n".join(lines))
     status = embed(tmp_path / "in.jsonl", tmp_path / "out", **flags)
@@ -106,15 +108,21 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: list[str], **fla
         ("k", ["1", "2", "3", '"7"'], [1, 2, 3], 'int64: "7"'),
         ("k:int64", ['"7"'], [], 'int64: "7"'),
         ("k", ["1", "2", "3", "18446744073709551615"], [1, 2, 3], "18446744073709551615 ({} k:uint64 takes it)"),
-        ("k", ["1", "2", "18446744073709551616", "3"], [1, 2, 3], "18446744073709551616 (no number type holds it)"),
-        ("k", ["1", "2", "3", "-9223372036854775809"], [1, 2, 3], "-9223372036854775809 (no number type holds it)"),
+        ("k", ["1", "2", "18446744073709551616", "3"], [1, 2, 3], "18446744073709551616 ({} k:string takes it)"),
+        ("k", ["1", "2", "3", "-9223372036854775809"], [1, 2, 3], "-9223372036854775809 ({} k:string takes it)"),
         ("k", ["1", "2", "18446744073709551615"], [1, 2, 2**64 - 1], ""),
         ("k:int8", ["127", "128"], [127], "int8: 128 ({} k:int64 takes it)"),
         ("k:uint64", ["1", "-1"], [1], "uint64: -1 ({} k:int64 takes it)"),
         ("k", ["1.5", "2", "2.5", "9007199254740993"], [1.5, 2.0, 2.5], "double: 9007199254740993 ({} k:int64"),
         ("k:float32", ["0.5", "1e300"], [0.5], "float: 1e+300 ({} k:float64 takes it)"),
         ("k", ["true", "false", "true", "1"], [True, False, True], "bool: 1 ({} k:int64 takes it)"),
-        ("k", ['"a"', '"b"', '"c"', "5"], ["a", "b", "c"], "string: 5"),
+        ("k", ['"a"', '"b"', '"c"', "5"], ["a", "b", "c"], "string: 5 ({} k:int64 or k:string takes it)"),
+        ("k:string", ['"a7"', "5", str(-(10**40)), "2.5"], ["a7", "5", str(-(10**40))], "2.5 ({} k:float64 takes it)"),
+        ("k:string", ["true", "0"], ["0"], "string: true ({} k:bool takes it)"),
+        ("k", ["null"] * 7 + ["7", "8", "8.5"], [None] * 7 + [7, 8], "int64: 8.5 ({} k:float64 takes it)"),
+        ("k", ["null"] * 3 + ["null", "true", "null"], [None] * 4 + [True, None], ""),
+        ("k", ["null"] * 12 + ["7"], [None] * 12, "string: 7 ({} k:int64 or k:string takes it)"),
+        ("k", ["null"] * 12 + ["true"], [None] * 12, "string: true ({} k:bool takes it)"),
         ("k", ["[1]", "[2]", "[3]", "[2.7]"], [[1], [2], [3]], "[2.7]"),
         ("k", ["[1]", "[2]", "[3]", "[18446744073709551616]"], [[1], [2], [3]], "[18446744073709551616]"),
         ("k", ['{"a": [1]}', '{"a": [20000000000000000000]}'], [{"a": [1]}], "[20000000000000000000]"),
@@ -132,6 +140,18 @@ def test_json_lines_never_change_a_value(
     assert len(told) == len(there) - len(stored)
     assert all(reason.startswith("column 'k' is not ") and said.format("--" + flag) in reason for reason in told)
     assert all(len(reason) < 200 for reason in told)
+
+
+def test_columns_that_are_null_at_first_are_found_each_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(read, "PROBE_ROWS", 3)
+    rows: list[dict[str, Any]] = [{"text": "a", "n": 1, "a": None, "b": None} for _ in range(9)]
+    rows[4] |= {"a": [1.5]}
+    rows[8] |= {"b": 2**64 - 1, "n": "no number"}
+    (tmp_path / "in.jsonl").write_text("\n".join(["no JSON", *map(json.dumps, rows), "no JSON"]))
+    path = str(tmp_path / "in.jsonl")
+    file = File(path, path, "jsonl", None, 0, "")
+    found = read.columns([file], text="text", id=None, keep="n,a,b").schema
+    assert [str(f.type) for f in found] == ["string", "int64", "list<item: double>", "uint64"]
 
 
 def test_what_is_nested_deep_is_refused_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
