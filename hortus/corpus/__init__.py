@@ -2,9 +2,11 @@
 
 command    what a person typed, to a job that runs           vectors    a window of texts to vectors, by an engine here
 files      globs and URLs to a list of files                 pieces     long texts in chunks                    (pure)
-read       a file to blocks of rows                          server     a window of texts to vectors, by servers
-plan       files to units, parts and windows   (pure)        cluster    the same over Ray Data
-store      the output folder: whole files or none            sinks      vectors into a database
-output     a window to rows of Parquet, and its rejects      progress   how far, how fast
-manifest   what a run is: the same, or refused               pipeline   windows in, parts out; all of it overlapping
+columns    which columns are read, and their types           server     a window of texts to vectors, by servers
+lines      lines to JSON objects, rows of CSV, texts         cluster    the same over Ray Data
+read       a file to blocks of rows                          sinks      vectors into a database
+values     values to a column, or refused      (pure)        progress   how far, how fast
+plan       files to units, parts and windows   (pure)        pipeline   windows in, parts out; all of it overlapping
+store      the output folder: whole files or none            manifest   what a run is: the same, or refused
+output     a window to rows of Parquet, and its rejects
 """

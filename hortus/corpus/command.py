@@ -23,6 +23,7 @@ from typing import Any
 
 from hortus.config import Config
 from hortus.corpus import manifest, plan, read
+from hortus.corpus.columns import Columns, settle
 from hortus.corpus.files import File, listed
 from hortus.corpus.manifest import Record
 from hortus.corpus.output import schema_of
@@ -57,7 +58,7 @@ class Job:
     counts: tuple[int | None, ...]
     """Rows of each file, where it says so without being read."""
     units: tuple[Unit, ...]
-    columns: read.Columns
+    columns: Columns
     wish: Wish
 
     @property
@@ -143,7 +144,7 @@ def job_of(inputs: Sequence[str], model: str | None, settings: Config) -> Job:
         return name is not None and manifest.is_written(name)
 
     files = listed(inputs, format=corpus.format, ours=ours)
-    columns = read.columns(files, text=corpus.text, id=corpus.id, keep=corpus.keep)
+    columns = settle(files, text=corpus.text, id=corpus.id, keep=corpus.keep)
     with ThreadPoolExecutor(16) as pool:
         counts = tuple(pool.map(read.count, files))
     wish = Wish(

@@ -279,3 +279,19 @@ def kind_of(name: str) -> tuple[str | None, str | None]:
     if compression is not None:
         name = name.rpartition(".")[0]
     return next((f for ending, f in ENDINGS.items() if name.endswith(ending)), None), compression
+
+
+class named:
+    """What goes wrong inside is about this file."""
+
+    def __init__(self, file: File) -> None:
+        self.file = file
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, StartError) and self.file.url not in str(error):
+            raise StartError(f"{self.file.url}: {error}") from None
+        if isinstance(error, OSError | EOFError | pa.ArrowException | UnicodeDecodeError):
+            raise StartError(f"{self.file.url}: cannot be read as {self.file.format}: {error}") from error

@@ -14,8 +14,9 @@ import numpy.typing as npt
 import orjson
 import pyarrow as pa
 
+from hortus.corpus.columns import Columns
 from hortus.corpus.plan import Window
-from hortus.corpus.read import Block, Columns
+from hortus.corpus.read import Block
 from hortus.corpus.vectors import TYPES, Vectors, Wish
 from hortus.errors import InvalidInput, StartError
 

@@ -18,11 +18,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hortus.corpus import manifest
+from hortus.corpus.columns import Columns
 from hortus.corpus.manifest import REJECTS, Record
 from hortus.corpus.output import VECTOR, rejects_of, table_of
 from hortus.corpus.plan import Window, part_name
 from hortus.corpus.progress import Progress
-from hortus.corpus.read import Columns
 from hortus.corpus.sinks import Sink
 from hortus.corpus.store import Store, Writing
 from hortus.corpus.vectors import Backend, Vectors

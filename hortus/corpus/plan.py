@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from hortus.corpus.columns import Columns
 from hortus.corpus.files import File
-from hortus.corpus.read import Block, Columns, blocks
+from hortus.corpus.read import Block, blocks
 
 UNIT_BYTES = 16 * 2**20
 """Neighbouring files are read as one until they are this large."""

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hortus.corpus import pieces, plan
+from hortus.corpus.columns import Columns
 from hortus.corpus.files import File
-from hortus.corpus.read import Block, Columns
+from hortus.corpus.read import Block
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")

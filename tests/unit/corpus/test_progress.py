@@ -13,6 +13,7 @@ import pytest
 from corpus_runs import texts
 
 from hortus.corpus import files, progress, read
+from hortus.corpus.columns import Columns
 
 
 def test_lines_come_before_the_first_window(monkeypatch: pytest.MonkeyPatch):
@@ -58,7 +59,7 @@ def test_the_share_does_not_run_ahead(tmp_path: Path, ending: str, packed: str):
     path = tmp_path / f"in.{ending}{packed}"
     path.write_bytes({"": raw, ".gz": gzip.compress(raw), ".zst": pa.compress(raw, codec="zstd", asbytes=True)}[packed])
     (file,) = files.listed([str(path)])
-    columns = read.Columns("text", None, pa.schema([pa.field("id", pa.string())]))
+    columns = Columns("text", None, pa.schema([pa.field("id", pa.string())]))
     share, done = 0.0, 0
     for block in read.blocks(file, columns):
         share, done = share + block.bytes / file.size, done + len(block)

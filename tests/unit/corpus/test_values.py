@@ -14,7 +14,7 @@ from corpus_runs import embed, rejects, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hortus.corpus import read, values
+from hortus.corpus import columns, values
 from hortus.corpus.files import File
 from hortus.errors import StartError
 
@@ -88,8 +88,8 @@ def test_the_type_is_that_of_most(there: list[Any], kind: str):
 
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: list[str], **flags: object) -> tuple[list, list[str]]:
     """What is stored of column `k`, whose values are given as JSON, and why the others were refused."""
-    monkeypatch.setattr(read, "PROBE_ROWS", 3)
-    monkeypatch.setattr(read, "PROBES", 4)
+    monkeypatch.setattr(columns, "PROBE_ROWS", 3)
+    monkeypatch.setattr(columns, "PROBES", 4)
     lines = [f'{{"text": "row {i}", "k": {value}}}' for i, value in enumerate(there)]
     (tmp_path / "in.jsonl").write_text("\n".join(lines))
     status = embed(tmp_path / "in.jsonl", tmp_path / "out", **flags)
@@ -143,14 +143,14 @@ def test_json_lines_never_change_a_value(
 
 
 def test_columns_that_are_null_at_first_are_found_each_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(read, "PROBE_ROWS", 3)
+    monkeypatch.setattr(columns, "PROBE_ROWS", 3)
     rows: list[dict[str, Any]] = [{"text": "a", "n": 1, "a": None, "b": None} for _ in range(9)]
     rows[4] |= {"a": [1.5]}
     rows[8] |= {"b": 2**64 - 1, "n": "no number"}
     (tmp_path / "in.jsonl").write_text("\n".join(["no JSON", *map(json.dumps, rows), "no JSON"]))
     path = str(tmp_path / "in.jsonl")
     file = File(path, path, "jsonl", None, 0, "")
-    found = read.columns([file], text="text", id=None, keep="n,a,b").schema
+    found = columns.settle([file], text="text", id=None, keep="n,a,b").schema
     assert [str(f.type) for f in found] == ["string", "int64", "list<item: double>", "uint64"]
 
 
