@@ -156,7 +156,13 @@ def _sockets() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _reserved(config: Config) -> Iterator[socket.socket]:
-    """The port of all gateways, bound but not listening: it is ours, and no connection ever comes to this process."""
+    """The port of all gateways, bound but not listening: it is ours, and no connection ever comes to this process.
+
+    StartError when somebody else listens there. Gateways share a port with whoever else does that, also those of another
+    model, and then the kernel would deal clients out among them: only --reuse-port asks for it.
+    """
+    if not config.ivy.reuse_port:
+        bind(config.ivy.host, config.ivy.port).close()
     sock = bind(config.ivy.host, config.ivy.port, reuse_port=True, listen=False)
     try:
         yield sock

@@ -10,7 +10,8 @@ import pytest
 from hortus import config
 from hortus.config import Config, IvyConfig, LinkConfig, RoseConfig, TulipConfig
 from hortus.errors import StartError
-from hortus.supervise import PAUSES_S, _sockets, as_toml, gpus, pause, plan
+from hortus.ivy.server import bind
+from hortus.supervise import PAUSES_S, _reserved, _sockets, as_toml, gpus, pause, plan
 
 WHERE = Path("/run/x")
 
@@ -75,6 +76,17 @@ def test_a_folder_for_sockets_whose_names_are_too_long_is_told(tmp_path, monkeyp
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
     with pytest.raises(StartError, match=r"TMPDIR.*nowhere"), _sockets():
         pass
+
+
+def test_a_port_where_other_gateways_listen_is_shared_only_when_asked_for():
+    with bind("127.0.0.1", 0, reuse_port=True) as other:
+        ivy = IvyConfig(port=other.getsockname()[1])
+        with pytest.raises(StartError, match=r"address already in use .*--port"), _reserved(Config(ivy=ivy)):
+            pass
+        with _reserved(Config(ivy=dataclasses.replace(ivy, reuse_port=True))) as ours:
+            assert ours.getsockname() == other.getsockname()
+    with _reserved(Config(ivy=ivy)) as ours, bind("127.0.0.1", ivy.port, reuse_port=True) as gateway:
+        assert gateway.getsockname() == ours.getsockname()
 
 
 def test_pauses_grow_and_end():
