@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -159,10 +160,16 @@ def open_folder(
     more). The other arguments are RoseConfig's. Raises StartError, which says what to do.
     """
     place = Path(model).expanduser()
-    if model and place.is_dir():
+    if model and os.path.isdir(place):
         path = place.resolve()
         name = path.name
-    elif place.is_file():
+        try:
+            str(path).encode()
+        except UnicodeEncodeError:
+            raise StartError(
+                f"{str(path)!r}: the folder's name is not UTF-8; rename it, or give a copy of another name"
+            ) from None
+    elif os.path.isfile(place):
         raise StartError(f"{model}: a file; give the model's folder (the one that holds config.json)")
     elif re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", model):
         path = hub.fetch(model, revision=revision, cache_dir=cache_dir, offline=offline, token=token, weights=weights)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import logging
 import os
+import shlex
 import sys
 import time
 from contextlib import AsyncExitStack
@@ -53,8 +55,9 @@ def banner(info: ModelInfo, config: Config, address: str, seconds: float) -> str
     more = "-k " if config.ivy.tls_cert else ""
     if config.ivy.api_keys or config.ivy.api_keys_file:
         more += "-H 'authorization: Bearer YOUR-KEY' "
-    curl = (
-        f"curl {more}{address}{route} -H 'content-type: application/json' -d '{{\"model\": \"{info.name}\", {body}}}'"
+    named = json.dumps(info.name, ensure_ascii=False)
+    curl = f"curl {more}{address}{route} -H 'content-type: application/json' -d " + shlex.quote(
+        f'{{"model": {named}, {body}}}'
     )
     lines = "\n".join(f"  {key:<10} {value}" for key, value in rows.items())
     page = "" if config.ivy.no_page else f"  open       {address}/ in a browser\n"

@@ -142,6 +142,7 @@ class _Passed:
 _NO_FORMAT = "whose names say no format (such as {}; give --format to have them read)"
 _HIDDEN = "whose names, or whose folders', begin with . or _ (such as {}; name them to have them read)"
 _IRREGULAR = "that are no regular files (such as {})"
+_BARRED = "that may not be read, with all that is in them (such as {})"
 _FOLDERS = "that are folders, or links to some (such as {}; name them to have what is in them read)"
 
 
@@ -198,8 +199,36 @@ _There = tuple[str, dict[str, Any], str | None]
 """(path, what the file system says of it, why it is passed over)"""
 
 
+class _Walk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """Lists local folders, and keeps what hindered it: fsspec passes over a folder that it cannot list, untold."""
+
+    cachable = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hindered: list[tuple[str, OSError]] = []
+
+    def ls(self, path: str, detail: bool = False, **more: Any) -> Any:
+        try:
+            return super().ls(path, detail=detail, **more)
+        except FileNotFoundError:  # gone meanwhile
+            raise
+        except OSError as e:
+            self.hindered.append((path, e))
+            raise
+
+    def barred(self) -> list[_There]:
+        """Folders that may not be read. OSError: one could not be, though it may."""
+        for _, error in self.hindered:
+            if not isinstance(error, PermissionError):
+                raise error
+        return [(path, {}, _BARRED) for path, _ in self.hindered]
+
+
 def _there(where: Any, path: str, given: str, format: str, ours: Callable[[str], bool]) -> list[_There]:
     """What a path, folder or glob names, by name, but for ours. StartError when no file is among it."""
+    if isinstance(where, LocalFileSystem):
+        where = _Walk()
     if any(c in path for c in "*?[") and not where.exists(path):
         hits = _followed(where, where.glob(path, detail=True))
         found = [(n, i, _unread(i)) for n, i in sorted(hits.items()) if not ours(n)]
@@ -221,6 +250,8 @@ def _there(where: Any, path: str, given: str, format: str, ours: Callable[[str],
         return [(path, where.info(path), None)]
     else:
         raise StartError(f"{given}: {'is no regular file' if where.exists(path) else 'no such file'}")
+    if isinstance(where, _Walk):
+        found += [folder for folder in where.barred() if not ours(folder[0])]
     if all(reason is not None for _, _, reason in found):
         passed = _Passed()
         for name, _, reason in found:
@@ -262,6 +293,10 @@ def _fixed(path: str) -> str:
 
 
 def _file(url: str, path: str, info: dict[str, Any], format: str) -> File:
+    try:
+        url.encode()
+    except UnicodeEncodeError:
+        raise StartError(f"{url!r}: its name is not UTF-8, and ids and rejects tell of rows by it; rename it") from None
     by_name, compression = kind_of(path)
     chosen = by_name if format == "auto" else format
     if chosen is None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 from typing import Any
 
 import pytest
@@ -40,6 +41,13 @@ def test_the_line_to_copy_says_what_the_server_asks_for() -> None:
     said = banner(info, with_key, "https://127.0.0.1:8080", 1.0)
     assert "curl -k -H 'authorization: Bearer YOUR-KEY' https://127.0.0.1:8080/v1/embeddings" in said
     assert "a,b" not in said
+
+
+@pytest.mark.parametrize("name", ["Ann's model", 'a "b" \\ c', "modèle $HOME `x`"])
+def test_the_line_to_copy_can_be_copied_whatever_the_name(name: str) -> None:
+    said = banner(ModelInfo(name=name, width=3, max_tokens=8, vocab_size=9), Config(), "http://127.0.0.1:8080", 1.0)
+    words = shlex.split(said.split("  try        ")[1])
+    assert json.loads(words[-1])["model"] == name
 
 
 def config_with(**ivy: Any) -> Config:

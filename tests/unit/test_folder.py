@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -134,9 +135,16 @@ def test_not_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StartError, match="a file; give the model's folder"):
         open_folder(str(tmp_path / "file"))
-    for path in (str(tmp_path / "none"), "../none", "a b", ""):
+    for path in (str(tmp_path / "none"), "../none", "a b", "", "a/b/" + "x" * 5000, "a\0b"):
         with pytest.raises(StartError, match="no such folder"):
             open_folder(path)
+
+
+def test_a_folder_whose_name_is_not_utf8_is_called_so(tmp_path: Path) -> None:
+    place = os.fsdecode(os.fsencode(tmp_path) + b"/mod\xe8le")
+    os.mkdir(place)
+    with pytest.raises(StartError, match=r"mod\\udce8le': the folder's name is not UTF-8"):
+        open_folder(place)
 
 
 # The hub

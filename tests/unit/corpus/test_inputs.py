@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,36 @@ def test_what_a_glob_matches_is_read_or_told(folder: Path, caplog: pytest.LogCap
 def test_one_warning_for_all_inputs(folder: Path, caplog: pytest.LogCaptureFixture):
     assert urls(["in/deep", "in"]) == ["in/deep/b.txt", "in/a.txt"]
     assert len(told(caplog)) == 1
+
+
+@pytest.mark.parametrize("given", ["in", "in/*/b.txt", "in/**/*.txt"])
+@pytest.mark.parametrize("error", [PermissionError(13, "no"), OSError(5, "broken")])
+def test_a_folder_that_cannot_be_listed_is_told_or_ends_the_run(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, given: str, error: OSError
+):
+    (folder / "shut").mkdir()
+    scandir = os.scandir
+
+    def hindered(path: str) -> Iterator[os.DirEntry[str]]:
+        if str(path).endswith("shut"):
+            raise error
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", hindered)
+    if isinstance(error, PermissionError):
+        assert "in/deep/b.txt" in urls([given])
+        assert "1 that may not be read, with all that is in them (such as in/shut)" in told(caplog)[0]
+        with pytest.raises(StartError, match=r"in/shut: .* that may not be read"):
+            listed(["in/shut"])
+    else:
+        with pytest.raises(StartError, match="broken"):
+            listed([given])
+
+
+def test_a_name_that_is_not_utf8_is_told_before_anything_is_read(folder: Path):
+    os.rename(folder / "a.txt", os.fsencode(folder) + b"/caf\xe9.txt")
+    with pytest.raises(StartError, match=r"in/caf\\udce9\.txt': its name is not UTF-8"):
+        listed(["in"])
 
 
 @pytest.mark.parametrize("given", ["", " ", "\t"])
