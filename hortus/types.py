@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import accumulate, chain
 from typing import Protocol
 
@@ -22,6 +23,14 @@ import numpy.typing as npt
 Int32 = npt.NDArray[np.int32]
 UInt8 = npt.NDArray[np.uint8]
 Float32 = npt.NDArray[np.float32]
+
+
+@lru_cache(maxsize=4096)
+def bounds_of_one(tokens: int) -> Int32:
+    """[2] int32, 0 and `tokens`: cu_seqlens of one sequence, made once for each length. Cannot be written to."""
+    bounds = np.array((0, tokens), np.int32)
+    bounds.flags.writeable = False
+    return bounds
 
 
 @dataclass(slots=True, eq=False)
@@ -89,7 +98,7 @@ class TokenBatch:
     def of(cls, sequences: Sequence[Sequence[int]]) -> TokenBatch:
         """Pack lists of ids."""
         if len(sequences) == 1:  # the same in fewer calls: most requests have one
-            return cls(np.array(sequences[0], np.int32), np.array((0, len(sequences[0])), np.int32))
+            return cls(np.array(sequences[0], np.int32), bounds_of_one(len(sequences[0])))
         cu = np.array([*accumulate(map(len, sequences), initial=0)], np.int32)
         ids = np.fromiter(chain.from_iterable(sequences), np.int32, int(cu[-1]))
         return cls(ids, cu)
@@ -151,20 +160,35 @@ class Timings:
 
 
 @dataclass(slots=True, eq=False)
-class Result:
-    """What an Encoder answers for one TokenBatch."""
+class Together:
+    """Rows that came at once, for what is found out once for all who share them."""
 
     rows: Float32
-    """[rows, width] float32, in the order of the sequences (and of their spans). Not yet cut, normalised or quantised."""
-    timings: Timings = field(default_factory=Timings)
-    finite: bool = False
-    """All rows are known to be finite: those of a step, or of a message, are looked at together. Else nobody has looked."""
+    """[rows, width]."""
+    _finite: bool | None = None
+
+    def finite(self) -> bool:
+        """See `all_finite`."""
+        if self._finite is None:
+            self._finite = all_finite(self.rows)
+        return self._finite
 
 
 def all_finite(rows: Float32) -> bool:
     """Whether one product tells that every value is finite: the sum of squares. False tells nothing: large ones overflow."""
     flat = rows.reshape(-1)
     return math.isfinite(flat.dot(flat))
+
+
+@dataclass(slots=True, eq=False)
+class Result:
+    """What an Encoder answers for one TokenBatch."""
+
+    rows: Float32
+    """[rows, width] float32, in the order of the sequences (and of their spans). Not yet cut, normalised or quantised."""
+    timings: Timings = field(default_factory=Timings)
+    together: Together | None = None
+    """The rows of a step, or of a message, that these are a part of."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

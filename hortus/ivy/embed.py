@@ -299,13 +299,13 @@ class Embedder:
 
         async def run(lo: int, chunk: TokenBatch) -> tuple[list[T], Timings]:
             result = await self.encoder.encode(chunk, deadline=deadline)
-            rows = result.rows
+            rows, finite = result.rows, result.together is not None and result.together.finite()
             step = max(1, SLICE_VALUES // rows.shape[1])
             if len(rows) <= step:
-                return [finished(lo, rows, result.finite)], result.timings
+                return [finished(lo, rows, finite)], result.timings
             pieces = []
             for at in range(0, len(rows), step):
-                pieces.append(finished(lo + at, rows[at : at + step], result.finite))
+                pieces.append(finished(lo + at, rows[at : at + step], finite))
                 await asyncio.sleep(0)
             return pieces, result.timings
 

@@ -18,7 +18,7 @@ import numpy as np
 import tokenizers
 
 from hortus import native
-from hortus.types import Int32, TokenBatch
+from hortus.types import Int32, TokenBatch, bounds_of_one
 
 HELD_CHARS = 4096
 """For so many the GIL is kept: reading them takes 50 us, less than another thread may keep us waiting for it."""
@@ -127,7 +127,7 @@ class Plain:
                 byref(c_char.from_buffer(ids.data)),
                 byref(c_int64()),
             )
-            return TokenBatch(ids[:count], np.array((0, count), np.int32)) if 0 < count <= most else None
+            return TokenBatch(ids[:count], bounds_of_one(count)) if 0 < count <= most else None
         ids, counts = self._run(texts, True)
         if not 0 < min(counts) <= max(counts) <= most:
             return None

@@ -22,7 +22,7 @@ from hortus import errors
 from hortus.errors import HortusError, RequestError
 from hortus.protocol import hortus_pb2 as pb
 from hortus.traces import CONTEXT_BYTES
-from hortus.types import Float32, ModelInfo, Result, Timings, TokenBatch, all_finite
+from hortus.types import Float32, ModelInfo, Result, Timings, Together, TokenBatch, bounds_of_one
 
 VERSION = 1
 """Changes only when old peers could misread; see docs/protocol.md."""
@@ -172,7 +172,6 @@ def read_asks(data: bytes) -> Asks:
     lengths = _numbers(got.lengths, "I", "lengths", sum(counts))
     ends = [0, *accumulate(lengths)]
     ids = _array(got.ids, "<i4", "ids", ends[-1])
-    cu = np.array(ends, np.int32)  # a message's tokens are far below 2**31: its bytes are bounded
     types = _array(got.token_types, "<u1", "token_types", len(ids)) if got.token_types else None
     if got.span_counts:
         span_counts = _array(got.span_counts, "<u4", "span_counts", len(lengths)).astype(np.int64)
@@ -186,7 +185,9 @@ def read_asks(data: bytes) -> Asks:
         first, last = last, last + count
         a, b = ends[first], ends[last]
         mine = None if types is None else types[a:b]
-        batch = TokenBatch(ids[a:b], cu[first : last + 1] - a if a else cu[first : last + 1], mine)
+        # A message's tokens are far below 2**31: its bytes are bounded.
+        bounds = bounds_of_one(b - a) if count == 1 else np.array(ends[first : last + 1], np.int32) - np.int32(a)
+        batch = TokenBatch(ids[a:b], bounds, mine)
         if got.span_counts and span_counts[first:last].any():
             counted = span_counts[first:last].astype(np.int32)
             batch = TokenBatch(batch.ids, batch.cu_seqlens, mine, spans[span_ends[first] : span_ends[last]], counted)
@@ -245,9 +246,9 @@ def read_replies(data: bytes) -> Replies:
     if got.width < 1:
         raise Malformed("width: rows without a width")
     rows: Float32 = _array(got.rows, "<f4", "rows", total * got.width).reshape(total, got.width)
-    last, finite = 0, all_finite(rows)
+    last, together = 0, Together(rows)
     for number, count, queue, device in zip(numbers, counts, queue_ms, device_ms, strict=True):
-        message.answers.append((number, Result(rows[last : last + count], Timings(0.0, queue, device), finite)))
+        message.answers.append((number, Result(rows[last : last + count], Timings(0.0, queue, device), together)))
         last += count
     return message
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from hortus.errors import EngineError
 from hortus.tulip.queue import Slice, W
-from hortus.types import Engine, Float32, LazyTensor, TokenBatch, all_finite
+from hortus.types import Engine, Float32, LazyTensor, TokenBatch
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +42,6 @@ class Flight(Generic[W]):
     """When it was handed to the pump, monotonic seconds."""
     cut: bool = False
     """Of some of the works it holds only a part."""
-    finite: bool = False
-    """Its rows are, all of them (see Result)."""
 
 
 class Pump(Generic[W]):
@@ -144,7 +142,6 @@ class Pump(Generic[W]):
             if rows.shape != (flight.rows, self._width) or rows.dtype != np.float32:
                 wanted = f"float32 {(flight.rows, self._width)}"
                 raise EngineError(f"the engine gave rows of {rows.dtype} {rows.shape}, not {wanted}")
-            flight.finite = all_finite(rows)
             start = 0
             for (work, lo, hi), end in zip(flight.slices, flight.ends, strict=True) if flight.cut else ():
                 if work.rows is not None:

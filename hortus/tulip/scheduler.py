@@ -30,7 +30,7 @@ from hortus.metrics import DROP_REASONS, Metrics
 from hortus.tulip.pace import Pace
 from hortus.tulip.pump import Flight, Pump
 from hortus.tulip.queue import Queue, Taken, Work, decide
-from hortus.types import Engine, Float32, Result, Timings, TokenBatch
+from hortus.types import Engine, Float32, Result, Timings, Together, TokenBatch
 
 log = logging.getLogger(__name__)
 
@@ -308,13 +308,13 @@ class Scheduler:
         self._tell_idle()
 
     def _give(self, flight: Flight[Asked], rows: Float32, at: float) -> None:
-        start = 0
+        start, together = 0, Together(rows)
         for (work, lo, hi), end in zip(flight.slices, flight.ends, strict=True):
             work.unanswered -= hi - lo
             if work.unanswered == 0 and work.tell is not None:
                 timings = Timings(0.0, (work.handed - work.enqueued) * 1000, (at - work.handed) * 1000)
                 if work.rows is None:
-                    result = Result(rows[start:end], timings, flight.finite)
+                    result = Result(rows[start:end], timings, together)
                 else:
                     result = Result(work.rows, timings)
                 self._tell(work, result)

@@ -76,9 +76,11 @@ def test_replies_come_back():
         assert n == m
         np.testing.assert_array_equal(a.rows, b.rows)
         assert (a.timings.queue_ms, a.timings.device_ms) == (b.timings.queue_ms, b.timings.device_ms)
-    assert all(result.finite for _, result in got.answers)
+    assert all(result.together.finite() for _, result in got.answers)
     answers[1][1].rows[0, 0] = np.inf
-    assert not any(result.finite for _, result in wire.read_replies(wire.pack_replies(Replies(answers))).answers)
+    assert not any(
+        result.together.finite() for _, result in wire.read_replies(wire.pack_replies(Replies(answers))).answers
+    )
     (_, full), (_, long) = got.failures
     assert isinstance(full, errors.Overloaded)
     assert (full.message, full.retry_after_s) == ("full", 2.5)

@@ -45,16 +45,17 @@ async def test_many_tasks_each_get_their_own_rows(asynchronous):
         assert value(tulip, "queue_seconds_count") == 250
 
 
-async def test_rows_are_known_to_be_finite_where_their_whole_step_is():
+async def test_rows_of_one_step_are_told_to_be_together():
     engine = FakeEngine(width=WIDTH)
     engine.nan_id = 9
     async with running(engine, max_batch_tokens=10) as (tulip, _):
         good, bad, cut = (TokenBatch.of(ids) for ids in ([[1, 2]], [[9]], [[1] * 4] * 5))
-        assert (await tulip.encode(good)).finite
+        assert (await tulip.encode(good)).together.finite()
         both = await asyncio.gather(tulip.encode(good), tulip.encode(bad))
-        assert [r.finite for r in both] == [False, False]
+        assert both[0].together is both[1].together
+        assert not both[0].together.finite()
         assert [bool(np.isfinite(r.rows).all()) for r in both] == [True, False]
-        assert not (await tulip.encode(cut)).finite  # of several steps: nobody has looked at them together
+        assert (await tulip.encode(cut)).together is None  # of several steps
 
 
 async def test_one_work_over_several_batches():
