@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from gateway_server import Server, running
 from grpc_pair import Garden, garden
+from webdriver import Browser, driver, missing
 
 
 @pytest.fixture(scope="module")
@@ -40,3 +42,27 @@ async def world(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator
     """Schedulers and gateways' clients, over each kind of link."""
     async with garden(tmp_path, request.param) as g:
         yield g
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if why := missing():
+        if os.environ.get("CI"):
+            pytest.fail(why)
+        pytest.skip(why)
+    with driver() as make:
+        browser = make()
+        browser.size(1200, 900)
+        yield browser
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Browser]:
+    """The browser, back at nothing; the test may leave no complaint in its console but those it takes out itself."""
+    browser.complaints()
+    yield browser
+    told = browser.complaints()
+    browser.open("about:blank")
+    browser.size(1200, 900)
+    browser.scheme("light")
+    assert not told
