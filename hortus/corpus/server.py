@@ -71,6 +71,8 @@ class Server:
     rests_until: float = 0.0
     failures: int = 0
     """In a row."""
+    lost: bool = False
+    """It has been away since it said what it is, and may be another when it comes back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +189,9 @@ class Servers:
         self._servers = [server for server, _ in there]
         self.info = there[0][1]
         for server, info in there:
-            if _model(info) != _model(self.info):
+            if _model(info) != self.model:
                 raise StartError(
-                    f"--server {server.url} has {_model(info)}, {self._servers[0].url} {_model(self.info)}: not the same model"
+                    f"--server {server.url} has {_model(info)}, {self._servers[0].url} {self.model}: not the same model"
                 )
         width = int(self.info["model"]["width"])
         self._dimensions = self._wish.dimensions or width
@@ -263,8 +265,12 @@ class Servers:
             return
         reply = await self._send([texts[i] for i in which])
         if reply.status == 200:
-            tokens["tokens"] = tokens.get("tokens", 0) + int(reply.body["usage"]["total_tokens"])
-            for i, row in zip(which, self._rows(reply.body, len(which)), strict=True):
+            try:
+                rows, used = self._rows(reply.body, len(which)), int(reply.body["usage"]["total_tokens"])
+            except (LookupError, TypeError, ValueError, OverflowError):
+                raise EngineError(f"a server answered something else than vectors: {reply.body!s:.200}") from None
+            tokens["tokens"] = tokens.get("tokens", 0) + used
+            for i, row in zip(which, rows, strict=True):
                 found[i] = row
             return
         error = _error(reply)
@@ -309,10 +315,12 @@ class Servers:
             server = await self._next()
             try:
                 server.outstanding += 1
-                reply = await self._ask(server, "POST", "/v1/embeddings", data)
+                reply = await self._recognised(server) or await self._ask(server, "POST", "/v1/embeddings", data)
             except OSError as e:
                 why, wait_s = str(e), 0.0
+                server.lost = True
             else:
+                server.lost = server.lost or reply.status in (502, 503)
                 # A deadline that has passed says that the request is too large for the server's speed: it is halved.
                 if reply.status not in (429, 502, 503) and not (reply.status == 504 and len(texts) == 1):
                     server.failures, self._answered = 0, time.monotonic()
@@ -329,6 +337,20 @@ class Servers:
             )
             if time.monotonic() - self._answered > PATIENCE_S:
                 raise NotReady(f"no server has answered for {PATIENCE_S:g} s; the last: {why}")
+
+    async def _recognised(self, server: Server) -> Reply | None:
+        """None when it is what it was when the run began; else what it says instead. StartError: another model by now."""
+        if not server.lost:
+            return None
+        reply = await self._ask(server, "GET", "/info")
+        if reply.status != 200:
+            return reply if reply.status in (429, 502, 503) else Reply(503, reply.body)
+        if (told := _model(reply.body)) != self.model:
+            raise StartError(
+                f"--server {server.url} has come back with {told}, the run began with {self.model}: not the same model"
+            )
+        server.lost = False
+        return None
 
     async def _next(self) -> Server:
         """The server with the fewest requests of ours that does not rest; waits while all rest."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import http.server
 import json
 import socket
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from patience import PATIENCE_S, until_seen
 from hortus import cli, config
 from hortus.config import TulipConfig
 from hortus.corpus import command, server
-from hortus.errors import StartError
+from hortus.errors import EngineError, StartError
 from hortus.tulip.fake import FakeEngine
 
 TEXTS = [f"the cat {i} sat on " + "a mat " * (i % 40) for i in range(1500)]
@@ -211,3 +213,89 @@ def test_what_cannot_start_says_why(corpus: Path, tmp_path: Path):
             embed(corpus, tmp_path / "out", two.url, chunk_tokens=9)
     with pytest.raises(StartError, match="--model and --server"):
         command.embed([str(corpus)], "demo", config.load(flags={"out": "x", "server": "http://a"}))
+
+
+@contextlib.contextmanager
+def stand_in(answer: Callable[[int, list[str]], object], info: Callable[[int], object]) -> Iterator[str]:
+    """The URL of something that is taken for a server. answer: to the n-th request for vectors, from 0; bytes as they are, None:
+    the connection is closed. info: of a server that has had so many."""
+    asked = [0]
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.tell(info(asked[0]))
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            asked[0] += 1
+            self.tell(answer(asked[0] - 1, body["input"]))
+
+        def tell(self, told: object) -> None:
+            if told is None:
+                self.close_connection = True
+                return
+            data = told if isinstance(told, bytes) else json.dumps(told).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as there:
+        thread = threading.Thread(target=there.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{there.server_port}"
+        finally:
+            there.shutdown()
+            thread.join()
+
+
+def an_info(revision: str) -> dict[str, object]:
+    model = {"name": "m", "revision": revision, "kind": "embed", "width": 2, "dtype": "float32", "device": "cpu"}
+    return {"model": model, "limits": {"max_inputs": 8}, "prompts": {}}
+
+
+def vectors(n: int, texts: list[str]) -> dict[str, object]:
+    return {"data": [{"embedding": [0.0, 1.0]} for _ in texts], "usage": {"total_tokens": len(texts)}}
+
+
+def test_a_server_that_comes_back_with_another_model_ends_the_run(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(server, "REST_S", (0.01, 0.05))
+
+    def answer(n: int, texts: list[str]) -> object:
+        return None if 3 <= n < 20 else vectors(n, texts)
+
+    with (
+        stand_in(answer, lambda n: an_info("one" if n < 3 else "two")) as url,
+        pytest.raises(StartError, match=r"has come back with .*'two'.*not the same model"),
+    ):
+        embed(corpus, tmp_path / "out", url)
+    with stand_in(answer, lambda n: an_info("one")) as url:
+        assert embed(corpus, tmp_path / "again", url) == 3
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        b"<html>welcome</html>",
+        b"[]",
+        {"data": [], "usage": {"total_tokens": 1}},
+        {"data": [{"embedding": [1.0, 2.0]}]},
+        {"data": [{"embedding": "?"}] * 8, "usage": {"total_tokens": 1}},
+        {"data": [{"embedding": [1.0, None]}] * 8, "usage": {"total_tokens": 1}},
+        {"data": {"embedding": [1.0, 2.0]}, "usage": {"total_tokens": 1}},
+    ],
+    ids=["page", "list", "none", "no usage", "no base64", "null", "no list"],
+)
+def test_what_is_no_answer_with_vectors_ends_the_run_in_words(corpus: Path, tmp_path: Path, told: object):
+    with (
+        stand_in(lambda n, texts: told if n else vectors(n, texts), lambda n: an_info("one")) as url,
+        pytest.raises((StartError, EngineError), match="a server answered"),
+    ):
+        embed(corpus, tmp_path / "out", url)
