@@ -129,6 +129,8 @@ class TokenBatch:
             cu = np.zeros(sum(sizes) + 1, np.int32)
             np.concatenate([p.cu_seqlens[1:] for p in parts], out=cu[1:])
             cu[1:] += np.repeat(np.array(starts[:-1], np.int32), sizes)
+        if all(p.token_types is None and p.spans is None for p in parts):
+            return TokenBatch(ids, cu)
         types: UInt8 | None = None
         if any(p.token_types is not None for p in parts):
             types = np.concatenate(

@@ -1,14 +1,15 @@
 """Our nouns to the protocol's bytes and back. The only importer of the generated code; pure, knows no gRPC and no asyncio.
 
-Packing is done for a whole message at once, because that is where coalescing pays: one numpy call for all asks instead of
-one for each, and struct's for what is a number an ask. Reading checks everything that lengths and counts claim, so that a
-malformed message is a Malformed and nothing worse; what the numbers mean (a vocabulary, a limit) the scheduler's side checks
-in tulip/entry.py.
+Packing is done for a whole message at once, because that is where coalescing pays: one call for all asks instead of one for
+each, of struct or of bytes, since numpy's take several times as long. Reading checks everything that lengths and counts claim,
+so that a malformed message is a Malformed and nothing worse; what the numbers mean (a vocabulary, a limit) the scheduler's side
+checks in tulip/entry.py.
 """
 
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -119,6 +120,16 @@ def _array(data: bytes, kind: str, what: str, count: int | None = None) -> np.nd
     return values
 
 
+def _bytes(array: np.ndarray[Any, Any]) -> bytes:
+    """In C's order, little-endian."""
+    return (array if sys.byteorder == "little" else array.astype(array.dtype.newbyteorder("<"))).tobytes()
+
+
+def _lengths(batch: TokenBatch) -> list[int]:
+    """Tokens of each sequence."""
+    return [len(batch.ids)] if len(batch.cu_seqlens) == 2 else batch.lengths.tolist()
+
+
 def _parse(kind: type[Any], data: bytes) -> Any:
     try:
         return kind.FromString(data)
@@ -134,21 +145,21 @@ def pack_asks(message: Asks) -> bytes:
     asks = message.asks
     out = pb.Asks(ping=message.ping)
     if asks:
-        whole = TokenBatch.merge([a.batch for a in asks])
+        batches = [a.batch for a in asks]
         out.numbers = _packed("Q", [a.number for a in asks])
-        out.counts = _packed("I", [len(a.batch.cu_seqlens) - 1 for a in asks])
+        out.counts = _packed("I", [len(b.cu_seqlens) - 1 for b in batches])
         out.deadlines_ms = np.array([a.deadline_ms for a in asks], "<f4").tobytes()
-        out.lengths = whole.lengths.astype("<u4").tobytes()
-        out.ids = whole.ids.astype("<i4", copy=False).tobytes()
+        out.lengths = b"".join([_packed("I", _lengths(b)) for b in batches])
+        out.ids = b"".join([_bytes(b.ids) for b in batches])
         if any(a.trace for a in asks):
             out.traces = b"".join([a.trace or _NO_TRACE for a in asks])
-        if whole.token_types is not None:
-            out.token_types = whole.token_types.tobytes()
-        if any(a.batch.spans is not None for a in asks):
-            every = [a.batch for a in asks]
-            counts = [np.zeros(len(b), np.int32) if b.span_counts is None else b.span_counts for b in every]
+        if any(b.token_types is not None for b in batches):
+            types = [bytes(len(b.ids)) if b.token_types is None else b.token_types.tobytes() for b in batches]
+            out.token_types = b"".join(types)
+        if any(b.spans is not None for b in batches):
+            counts = [np.zeros(len(b), np.int32) if b.span_counts is None else b.span_counts for b in batches]
             out.span_counts = np.concatenate(counts).astype("<u4").tobytes()
-            out.spans = np.concatenate([b.spans for b in every if b.spans is not None]).astype("<i4").tobytes()
+            out.spans = np.concatenate([b.spans for b in batches if b.spans is not None]).astype("<i4").tobytes()
     if message.cancelled:
         out.cancelled = _packed("Q", message.cancelled)
     return bytes(out.SerializeToString())
@@ -214,9 +225,8 @@ def pack_replies(message: Replies) -> bytes:
         out.counts = _packed("I", [len(r.rows) for r in results])
         out.queue_ms = _packed("f", [r.timings.queue_ms for r in results])
         out.device_ms = _packed("f", [r.timings.device_ms for r in results])
-        rows = results[0].rows if len(results) == 1 else np.concatenate([r.rows for r in results])
-        out.width = rows.shape[1]
-        out.rows = rows.astype("<f4", copy=False).tobytes()
+        out.width = results[0].rows.shape[1]
+        out.rows = b"".join([_bytes(r.rows) for r in results])
     for number, error in message.failures:
         out.failures.append(_pack_failure(number, error))
     return bytes(out.SerializeToString())
