@@ -40,7 +40,8 @@ def quantise(x: Tensor) -> Quantised:
     most = x.float().abs().amax(1, keepdim=True)
     whole = torch.isfinite(most)
     most = most.clamp(min=LEAST)
-    values = torch.where(whole, x.float() * (GREATEST / most), 0.0)
+    # A division, as the kernels do it: a number over a tensor would be its reciprocal times the number.
+    values = torch.where(whole, x.float() * (torch.full_like(most, GREATEST) / most), 0.0)
     scale = torch.where(whole, most * (1 / GREATEST), torch.nan)
     return Quantised(values.to(torch.float8_e4m3fn), scale)
 
