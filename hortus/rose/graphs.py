@@ -76,7 +76,9 @@ class Rules:
 
 
 def token_bucket(tokens: int) -> int:
-    """Multiples of 64 up to 1024, of 256 above: at most a quarter of a matrix tile, or 6 %, in vain."""
+    """16, multiples of 64 up to 1024, of 256 above: at most a quarter of a matrix tile, or 6 %, in vain."""
+    if tokens <= 16:  # the shortest queries, for which there may be a kernel of their own (kernels/together.py)
+        return 16
     step = 64 if tokens <= 1024 else 256
     return -(-tokens // step) * step
 

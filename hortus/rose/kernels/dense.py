@@ -83,46 +83,57 @@ def product(weight: Tensor, bias: Tensor | None, linear: LinearFactory) -> Linea
     return run
 
 
-def gated(gate: Tensor, up: Tensor, linear: LinearFactory) -> Linear:
-    """As twin.gated. Keeps one weight, its rows in pairs."""
-    if not _fast(gate):
-        whole = linear(paired(gate, up))
-        return lambda x: silu_pairs(whole(x))
-    weight = paired(gate, up)
-    width, depth = gate.shape
-    cut = skinny.tile(FEW_GATED, width, depth, gated=True)
-    many = None
-    if width % 8 == 0 and depth % 8 == 0 and quack.here(weight.device.index):
-        many = quack.gated(weight.dtype, weight.device.index)
+class Gated:
+    """As what twin.gated gives, in a format of two bytes: one weight, its rows in pairs."""
 
-    def run(x: Tensor) -> Tensor:
+    def __init__(self, gate: Tensor, up: Tensor) -> None:
+        self.weight = paired(gate, up)
+        self._width, self._depth = gate.shape
+        self._few = skinny.tile(FEW_GATED, self._width, self._depth, gated=True) is not None
+        self._many = None
+        if self._width % 8 == 0 and self._depth % 8 == 0 and quack.here(gate.device.index):
+            self._many = quack.gated(gate.dtype, gate.device.index)
+
+    def __call__(self, x: Tensor) -> Tensor:
         tokens = x.shape[0]
-        if tokens <= FEW_GATED and cut is not None:
-            small = skinny.tile(tokens, width, depth, gated=True)
-            assert small is not None, "whether a width can be cut does not hang on the tokens"
-            return skinny.product(x, weight, small, gated=True)
-        if tokens >= MANY_GATED and many is not None:
-            return many(x, weight)
-        return silu_pairs(torch.mm(x, weight.t()))
+        if tokens <= FEW_GATED and self._few:
+            cut = skinny.tile(tokens, self._width, self._depth, gated=True)
+            assert cut is not None, "whether a width can be cut does not hang on the tokens"
+            return skinny.product(x, self.weight, cut, gated=True)
+        if tokens >= MANY_GATED and self._many is not None:
+            out: Tensor = self._many(x, self.weight)
+            return out
+        return silu_pairs(torch.mm(x, self.weight.t()))
 
-    return run
+
+def gated(gate: Tensor, up: Tensor, linear: LinearFactory) -> Linear:
+    """As twin.gated."""
+    if _fast(gate):
+        return Gated(gate, up)
+    whole = linear(paired(gate, up))
+    return lambda x: silu_pairs(whole(x))
+
+
+class Added:
+    """As what twin.add_norm gives, in a format of two bytes and without a bias."""
+
+    def __init__(self, weight: Tensor, norm: Tensor, eps: float) -> None:
+        self.weight, self.norm, self._eps = weight, norm, eps
+        self._turned = weight.t()
+
+    def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
+        tokens, (width, depth) = x.shape[0], self.weight.shape
+        if tokens <= FEW_ADDED and (cut := skinny.tile(tokens, width, depth)) is not None:
+            return sum_rms_norm_(skinny.product(x, self.weight, cut), residual, self.norm, self._eps)
+        torch.addmm(residual, x, self._turned, out=residual)
+        return rms_norm(residual, self.norm, self._eps)
 
 
 def add_norm(
     weight: Tensor, bias: Tensor | None, norm: Tensor, eps: float, linear: LinearFactory, *, last: bool = False
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """As twin.add_norm."""
-    if bias is not None or not _fast(weight):
-        whole = linear(weight, bias)
-        return lambda x, residual: add_rms_norm_(whole(x), residual, norm, eps)
-    width, depth = weight.shape
-    turned = weight.t()
-
-    def run(x: Tensor, residual: Tensor) -> Tensor:
-        tokens = x.shape[0]
-        if tokens <= FEW_ADDED and (cut := skinny.tile(tokens, width, depth)) is not None:
-            return sum_rms_norm_(skinny.product(x, weight, cut), residual, norm, eps)
-        torch.addmm(residual, x, turned, out=residual)
-        return rms_norm(residual, norm, eps)
-
-    return run
+    if bias is None and _fast(weight):
+        return Added(weight, norm, eps)
+    whole = linear(weight, bias)
+    return lambda x, residual: add_rms_norm_(whole(x), residual, norm, eps)

@@ -14,7 +14,6 @@ where the package is; else a product (dense.py), then one kernel in place. Does 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -138,31 +137,33 @@ def in_pairs(
     return weight, bias, q_norm, k_norm
 
 
-def turned(
-    weight: Tensor,
-    bias: Tensor | None,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    rotary: Rotary,
-    heads: int,
-    kv_heads: int,
-    eps: float,
-    linear: LinearFactory,
-) -> Callable[[Tensor, Any], Tensor]:
-    """As twin.turned, but for the order of values within a head of q and k."""
-    weight, bias, q_norm, k_norm = in_pairs(weight, bias, q_norm, k_norm, rotary, heads + kv_heads)
-    product = dense.product(weight, bias, linear)
-    whole = None
-    if q_norm is not None and k_norm is not None and bias is None and _may_turn(rotary.cos):
-        each = torch.cat([q_norm.repeat(heads), k_norm.repeat(kv_heads)]).float()
-        whole = quack.turned(weight, each, eps)
+class Turned:
+    """As what twin.turned gives, but for the order of values within a head of q and k."""
 
-    def run(x: Tensor, angles: Angles) -> Tensor:
-        if angles.rows is not None and whole is not None:
-            out: Tensor = whole(x, angles.rows)
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, q_norm: Tensor | None, k_norm: Tensor | None, rotary: Rotary,
+        heads: int, kv_heads: int, eps: float, linear: LinearFactory,
+    ) -> None:  # fmt: skip
+        self.weight, self.bias, self.q_norm, self.k_norm = in_pairs(
+            weight, bias, q_norm, k_norm, rotary, heads + kv_heads
+        )
+        self._rotary, self._heads, self._kv_heads, self._eps = rotary, heads, kv_heads, eps
+        self._product = dense.product(self.weight, self.bias, linear)
+        self._whole = None
+        if self.q_norm is not None and self.k_norm is not None and bias is None and _may_turn(rotary.cos):
+            each = torch.cat([self.q_norm.repeat(heads), self.k_norm.repeat(kv_heads)]).float()
+            self._whole = quack.turned(self.weight, each, eps)
+
+    def __call__(self, x: Tensor, angles: Angles) -> Tensor:
+        if angles.rows is not None and self._whole is not None:
+            out: Tensor = self._whole(x, angles.rows)
             return out
-        qkv = product(x)
-        norm_turn_(qkv, q_norm, k_norm, rotary.cos, rotary.sin, angles.positions, heads, kv_heads, eps)
+        qkv, rotary = self._product(x), self._rotary
+        norm_turn_(
+            qkv, self.q_norm, self.k_norm, rotary.cos, rotary.sin, angles.positions,
+            self._heads, self._kv_heads, self._eps,
+        )  # fmt: skip
         return qkv
 
-    return run
+
+turned = Turned

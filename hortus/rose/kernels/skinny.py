@@ -70,17 +70,19 @@ def _product(
         gdc_wait()
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     k = part * SHARE + tl.arange(0, STEP)
-    a_at = x + tl.minimum(rows, tokens - 1).to(tl.int64)[:, None] * DEPTH + k[None, :]
+    a_at = x + rows.to(tl.int64)[:, None] * DEPTH + k[None, :]
+    # Masked and not the last row again: 48 reads of one line by each program queue up at the one place that holds it.
+    live = (rows < tokens)[:, None]
     b_at = weight + (first + tl.arange(0, TAKEN)).to(tl.int64)[:, None] * DEPTH + k[None, :]
     acc = tl.zeros((ROWS, TAKEN), tl.float32)
     for i in range(0, SHARE, STEP):
-        acc = tl.dot(tl.load(a_at + i), tl.load(b_at + i).T, acc)
+        acc = tl.dot(tl.load(a_at + i, mask=live, other=0.0), tl.load(b_at + i).T, acc)
     if GATED:
         gate, up = tl.split(tl.reshape(acc, (ROWS, COLS, 2)))
         acc = gate * tl.sigmoid(gate) * up
     cols = tl.program_id(0) * COLS + tl.arange(0, COLS)
     at = out + (part * tokens + rows).to(tl.int64)[:, None] * WIDTH + cols[None, :]
-    tl.store(at, acc.to(out.dtype.element_ty), mask=(rows < tokens)[:, None])
+    tl.store(at, acc.to(out.dtype.element_ty), mask=live)
 
 
 def product(x: Tensor, weight: Tensor, tile: Tile, *, gated: bool = False) -> Tensor:

@@ -20,7 +20,7 @@ for all families: rose/heads. Heads that end in logits differ by names only, and
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol
@@ -71,6 +71,32 @@ ACTIVATION_NAMES = {
 """An activation as config.json calls it -> a key of kernels.linear.ACTIVATIONS."""
 
 
+class Short(Protocol):
+    """Inputs -> [T, hidden] after the final norm, as Trunk.forward, for steps of at most most_tokens; no plan() before it."""
+
+    @property
+    def most_tokens(self) -> int: ...
+    def __call__(self, inputs: Inputs) -> Tensor: ...
+
+
+class ShortFactory(Protocol):
+    def __call__(
+        self,
+        layers: Sequence[Any],
+        embed: Tensor,
+        first_norm: Tensor,
+        rotary: Any,
+        heads: Heads,
+        eps: float,
+        each: Each,
+    ) -> Short | None:
+        """layers: models.qwen3.Layer, whose weights are kept, not copied. each: what it is held to, layer by layer."""
+
+
+Each = Callable[[Int32, Inputs], Tensor]
+"""(cu_seqlens on the host, inputs) -> [T, hidden], planned and run."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kit:
     """What a trunk is built from. Chosen by device; a trunk never asks which it was given."""
@@ -82,6 +108,8 @@ class Kit:
     attention: AttentionFactory
     few: FewFactory | None = None
     """A way of its own through all post-norm layers for few tokens, where the device has one."""
+    short: ShortFactory | None = None
+    """The same for Qwen3's."""
 
 
 class Spec(Protocol):

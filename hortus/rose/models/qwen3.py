@@ -13,12 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hortus.rose.attention import Heads
 from hortus.rose.kernels.linear import Rows
-from hortus.rose.models import Family, Kit, Weights
+from hortus.rose.models import Family, Kit, Short, Weights
 from hortus.rose.models.decoder_heads import classifier, language
 from hortus.rose.models.reading import Config
 from hortus.rose.models.rotary import Rope, read_rope, rotary_tables
@@ -152,12 +153,27 @@ class Qwen3:
         norms.append(weights.pop("norm.weight"))
         self._first_norm = norms[0]
         self._layers = [_layer(spec, weights, kit, n, self._rotary, norms[n + 1]) for n in range(spec.layers)]
+        self._short: Short | None = None
+        if kit.short is not None:
+            self._short = kit.short(
+                self._layers, self._embed, self._first_norm, self._rotary, spec.heads, spec.eps, self._planned
+            )
 
     def plan(self, cu_seqlens_cpu: Int32, cu_seqlens: Tensor, max_seqlen: int) -> None:
         self._attention.plan(cu_seqlens_cpu, cu_seqlens, max_seqlen)
 
     def forward(self, inputs: Inputs) -> Tensor:
         """[T, hidden] after the final norm."""
+        if self._short is not None and inputs.ids.shape[0] <= self._short.most_tokens:
+            return self._short(inputs)
+        return self._each(inputs)
+
+    def _planned(self, cu_seqlens_cpu: Int32, inputs: Inputs) -> Tensor:
+        self.plan(cu_seqlens_cpu, inputs.cu_seqlens, int(np.diff(cu_seqlens_cpu).max()))
+        return self._each(inputs)
+
+    def _each(self, inputs: Inputs) -> Tensor:
+        """Layer by layer."""
         ops, eps, h = self._ops, self._spec.eps, self._spec.heads
         residual = ops.embed(inputs.ids, self._embed)  # [T, hidden], grows in place
         x: Rows = ops.rms_norm(residual, self._first_norm, eps)
