@@ -11,6 +11,7 @@ import numpy as np
 from hortus.errors import InvalidInput, StartError
 from hortus.ivy import assemble
 from hortus.ivy.assemble import Truncate
+from hortus.ivy.reading import in_words
 from hortus.ivy.tokenize import Tokenizer
 from hortus.late import Late
 from hortus.types import Float32, Int32, TokenBatch
@@ -48,7 +49,7 @@ class Reader:
         assert batch.span_counts is not None, "made just now"
         if not batch.span_counts.all():
             at = int(np.flatnonzero(batch.span_counts == 0)[0])
-            raise InvalidInput(f"input {at} has no token that gets a vector", param=f"{field}[{at}]")
+            raise InvalidInput(f"{in_words(field, at)} has no token that gets a vector", param=f"{field}[{at}]")
         return batch
 
 

@@ -168,18 +168,27 @@ class Quantizer:
 
 def read_ranges(file: str) -> Float32:
     """[2, dimensions] float32 from a .npy file; StartError says what is wrong with it."""
+    wanted = f"--int8-ranges {file}: expected an .npy file of finite floats [2, dimensions], got "
     try:
-        ranges = np.load(Path(file), allow_pickle=False)
-    except (OSError, ValueError) as e:
+        told = np.load(Path(file), allow_pickle=False)
+    except (OSError, ValueError, EOFError) as e:
         raise StartError(f"--int8-ranges {file}: {e}") from None
-    if ranges.ndim != 2 or ranges.shape[0] != 2 or ranges.dtype.kind != "f" or not np.isfinite(ranges).all():
-        raise StartError(
-            f"--int8-ranges {file}: expected finite floats [2, dimensions], got {ranges.dtype} {ranges.shape}"
-        )
-    if (ranges[0] > ranges[1]).any():
+    if not isinstance(told, np.ndarray):
+        raise StartError(wanted + "several arrays (.npz)")
+    if told.ndim != 2 or told.shape[0] != 2 or told.dtype.kind != "f":
+        raise StartError(f"{wanted}{told.dtype} {told.shape}")
+    with np.errstate(over="ignore"):
+        ranges: Float32 = told.astype(np.float32)
+        steps = ranges[1] - ranges[0]
+    if not (np.isfinite(ranges).all() and np.isfinite(steps).all()):
+        raise StartError(wanted + "some that are not finite in float32")
+    if (steps < 0).any():
         raise StartError(f"--int8-ranges {file}: the first row must be the least values, the second the greatest")
-    read: Float32 = ranges.astype(np.float32)
-    return read
+    if not steps.any():
+        raise StartError(
+            f"--int8-ranges {file}: every dimension's least value is its greatest; all codes would be the same"
+        )
+    return ranges
 
 
 def texts_of(rows: Float32, form: Form, quantizer: Quantizer, dimensions: int | None, normalize: bool) -> list[bytes]:

@@ -31,6 +31,11 @@ AT_ONCE = 16 * 1024
 """Numbers of Python's turned into others in one go."""
 
 
+def in_words(field: str, i: int) -> str:
+    """What an error calls the i-th text of a field. A request that has several fields of texts must be told which."""
+    return f"input {i}" if field in ("input", "inputs") else f"{field}[{i}]"
+
+
 def _throw(i: int, error: InvalidInput) -> None:
     raise error
 
@@ -113,7 +118,7 @@ class Reader:
             if not length:
                 refuse(i, self._empty(first + i, field))
             elif length > most and not truncate.on:
-                refuse(i, self._too_long(f"input {first + i}", length, most, f"{field}[{first + i}]"))
+                refuse(i, self._too_long(in_words(field, first + i), length, most, f"{field}[{first + i}]"))
         lists: list[list[int]] = [e.ids for i, e in enumerate(found) if not refused or first + i not in refused]
         for i, ids in enumerate(lists):
             if len(ids) > most:
@@ -145,7 +150,7 @@ class Reader:
         most, left = self._limit(truncate)
         for i, ids in enumerate(sequences, first):
             if len(ids) > most and not truncate.on:
-                raise self._too_long(f"input {i}", len(ids), most, field if flat else f"{field}[{i}]")
+                raise self._too_long(in_words(field, i), len(ids), most, field if flat else f"{field}[{i}]")
         self.check_ids(sequences, first, flat=flat, field=field)
         if truncate.on:
             sequences = [shortened(list(s), most, left) for s in sequences]
@@ -155,7 +160,9 @@ class Reader:
         """InvalidInput for an empty list, a negative id, an id outside the vocabulary."""
         for i, ids in enumerate(sequences, first):
             if not ids:
-                raise InvalidInput(f"input {i} is an empty list of token ids", param=field if flat else f"{field}[{i}]")
+                raise InvalidInput(
+                    f"{in_words(field, i)} is an empty list of token ids", param=field if flat else f"{field}[{i}]"
+                )
         try:
             flatly = chain.from_iterable(sequences)
             count = sum(map(len, sequences))
@@ -171,8 +178,8 @@ class Reader:
             seq = int(np.searchsorted(cu, at, side="right")) - 1
             position = at - int(cu[seq])
             raise InvalidInput(
-                f"token id {_short(sequences[seq][position])} of input {first + seq} at position {position} is outside this "
-                f"model's vocabulary, 0 to {self.vocab_size - 1}",
+                f"token id {_short(sequences[seq][position])} of {in_words(field, first + seq)} at position {position} is "
+                f"outside this model's vocabulary, 0 to {self.vocab_size - 1}",
                 param=f"{field}[{position}]" if flat else f"{field}[{first + seq}][{position}]",
             )
 
@@ -271,15 +278,17 @@ class Reader:
         return ids[: self._prefix], ids[len(ids) - self._suffix :]
 
     def _empty(self, i: int, field: str) -> InvalidInput:
-        return InvalidInput(f"input {i} is empty: this model's tokenizer makes no token of it", param=f"{field}[{i}]")
+        return InvalidInput(
+            f"{in_words(field, i)} is empty: this model's tokenizer makes no token of it", param=f"{field}[{i}]"
+        )
 
     def _foreign(self, i: int, field: str) -> InvalidInput:
-        text = f"input {i} spells a special token that this model has no embedding for"
+        text = f"{in_words(field, i)} spells a special token that this model has no embedding for"
         return InvalidInput(text, param=f"{field}[{i}]")
 
     def _too_large(self, i: int, chars: int, field: str) -> TooLong:
         return TooLong(
-            f"input {i} has {chars} characters, at most {self.max_chars} are read (--max-input-chars)",
+            f"{in_words(field, i)} has {chars} characters, at most {self.max_chars} are read (--max-input-chars)",
             param=f"{field}[{i}]",
         )
 

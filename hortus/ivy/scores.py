@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from hortus.errors import InvalidInput, WrongKind, first_of
+from hortus.errors import InvalidInput, RequestError, WrongKind, first_of
 from hortus.ivy import outputs
 from hortus.ivy.assemble import Truncate
 from hortus.ivy.embed import Done, Embedder, Tokens
@@ -56,6 +56,16 @@ class Scores:
 
 async def score(embedder: Embedder, asked: Question, *, deadline: float, route: str) -> Scores:
     """Scores of every document. InvalidInput, TooLong, WrongKind, NonFinite, and what the encoder raises."""
+    try:
+        return await _score(embedder, asked, deadline, route)
+    except RequestError as e:
+        first = f"{asked.query_field}[0]"
+        if len(asked.queries) == 1 and e.param == first:  # the only one is called by its field
+            e.param, e.message = asked.query_field, e.message.replace(first, asked.query_field, 1)
+        raise
+
+
+async def _score(embedder: Embedder, asked: Question, deadline: float, route: str) -> Scores:
     late = embedder.late is not None  # else its folder does not say how queries are read
     embedder.need("classify", "embed", *(["tokens"] if late else []), route=route)
     for name, most in (("max_tokens_per_query", asked.most_query), ("max_tokens_per_doc", asked.most_document)):

@@ -131,13 +131,29 @@ def test_cut_then_quantised_is_quantised_then_cut(name):
     assert len(texts_of(ROWS, form, rule, 16, False)) == 50
 
 
-@pytest.mark.parametrize("bad", [np.zeros((3, 2), np.float32), np.zeros((2, 2), np.int64), np.float32([[1], [0]])])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        np.zeros((3, 2), np.float32),
+        np.zeros((2, 2), np.int64),
+        np.float32([[1], [0]]),
+        np.zeros((2, 2), np.float32),
+        np.float32([[0], [np.nan]]),
+        np.float64([[-1e308], [1e308]]),  # not finite in float32
+        np.float32([[-3e38], [3e38]]),  # nor is what lies between
+    ],
+)
 def test_ranges_are_checked_at_start(tmp_path, bad):
     np.save(tmp_path / "r.npy", bad)
     with pytest.raises(StartError, match="--int8-ranges"):
         read_ranges(str(tmp_path / "r.npy"))
     with pytest.raises(StartError, match="--int8-ranges"):
         read_ranges(str(tmp_path / "none.npy"))
+    (tmp_path / "empty.npy").write_bytes(b"")
+    np.savez(tmp_path / "several.npz", a=np.float32([[0], [1]]))
+    for name in ("empty.npy", "several.npz"):
+        with pytest.raises(StartError, match="--int8-ranges"):
+            read_ranges(str(tmp_path / name))
 
 
 @given(arrays(np.float32, (3, 4), elements=finite))
