@@ -11,11 +11,11 @@ A request's way, by noun:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate, chain
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ import numpy.typing as npt
 Int32 = npt.NDArray[np.int32]
 UInt8 = npt.NDArray[np.uint8]
 Float32 = npt.NDArray[np.float32]
+T = TypeVar("T")
 
 
 @lru_cache(maxsize=4096)
@@ -161,19 +162,23 @@ class Timings:
     """ivy: from the body being read to the answer being encoded."""
 
 
-@dataclass(slots=True, eq=False)
 class Together:
-    """Rows that came at once, for what is found out once for all who share them."""
+    """Rows that came at once, for what can be made once for all who share them."""
 
-    rows: Float32
-    """[rows, width]."""
-    _finite: bool | None = None
+    __slots__ = ("_made", "rows")
 
-    def finite(self) -> bool:
-        """See `all_finite`."""
-        if self._finite is None:
-            self._finite = all_finite(self.rows)
-        return self._finite
+    def __init__(self, rows: Float32) -> None:
+        self.rows = rows
+        """[rows, width]."""
+        self._made: dict[Any, Any] = {}
+
+    def once(self, make: Callable[[Float32], T]) -> T:
+        """make(rows), made for the first who asks."""
+        try:
+            found: T = self._made[make]
+        except KeyError:
+            found = self._made[make] = make(self.rows)
+        return found
 
 
 def all_finite(rows: Float32) -> bool:
@@ -190,7 +195,8 @@ class Result:
     """[rows, width] float32, in the order of the sequences (and of their spans). Not yet cut, normalised or quantised."""
     timings: Timings = field(default_factory=Timings)
     together: Together | None = None
-    """The rows of a step, or of a message, that these are a part of."""
+    """The rows of a step, or of a message, that these are a part of, `first` the first of them."""
+    first: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -88,16 +88,19 @@ def _around(encoding: str) -> tuple[bytes, bytes]:
     return b'{"object":"embedding","index":%d,"embedding":' + form.left, form.right + b"}"
 
 
-def writer(embedder: Embedder, encoding: str, dimensions: int) -> Callable[[int, Float32], bytes]:
-    """Rows to the entries of `data`, comma-separated, numbered by row."""
-    form, quantizer, normalize = outputs.FORMS[encoding], embedder.quantizer, embedder.info.normalize
+def writer(
+    embedder: Embedder, encoding: str, dimensions: int
+) -> tuple[Callable[[Float32], Float32] | None, Callable[[int, Float32], bytes]]:
+    """(what is made of rows first, rows to the entries of `data`, comma-separated, numbered by row)."""
+    form, quantizer, info = outputs.FORMS[encoding], embedder.quantizer, embedder.info
     head, tail = _around(encoding)
+    whole = info.normalize and form.precision == "float32" and dimensions == info.width
 
     def write(first: int, rows: Float32) -> bytes:
-        texts = outputs.texts_of(rows, form, quantizer, dimensions, normalize)
+        texts = form.text(rows) if whole else outputs.texts_of(rows, form, quantizer, dimensions, info.normalize)
         return b",".join([head % i + text + tail for i, text in enumerate(texts, first)])
 
-    return write
+    return outputs.normal if whole else None, write
 
 
 def format_of(embedder: Embedder, asked: str | None, dimensions: int) -> str:
@@ -146,8 +149,8 @@ class OpenAI:
             prompt_name=prompt_of(embedder, asked.prompt_name, asked.input_type, asked.task),
             flat=flat,
         )
-        write = writer(embedder, encoding, dimensions)
-        done: Done[bytes] = await embedder.run(tokens, write, deadline=request.deadline, values=dimensions)
+        make, write = writer(embedder, encoding, dimensions)
+        done: Done[bytes] = await embedder.run(tokens, write, deadline=request.deadline, values=dimensions, make=make)
         tail = b'],"model":%b,%b}' % (embedder.model_json, usage(done.tokens))
         body = body_of(b'{"object":"list","data":[', done.parts, tail)
         return timed(body, done.timings, begin)

@@ -57,6 +57,11 @@ def finish(rows: Float32, dimensions: int | None, normalize: bool) -> Float32:
     return rows
 
 
+def normal(rows: Float32) -> Float32:
+    """Divided by their norms, uncut."""
+    return finish(rows, None, True)
+
+
 def as_base64(rows: Rows) -> list[bytes]:
     """One base64 text a row: little-endian float32, as OpenAI has it, or the bytes of the codes."""
     if rows.dtype == np.float32:

@@ -258,7 +258,7 @@ def read_replies(data: bytes) -> Replies:
     rows: Float32 = _array(got.rows, "<f4", "rows", total * got.width).reshape(total, got.width)
     last, together = 0, Together(rows)
     for number, count, queue, device in zip(numbers, counts, queue_ms, device_ms, strict=True):
-        message.answers.append((number, Result(rows[last : last + count], Timings(0.0, queue, device), together)))
+        message.answers.append((number, Result(rows[last : last + count], Timings(0.0, queue, device), together, last)))
         last += count
     return message
 

@@ -314,7 +314,7 @@ class Scheduler:
             if work.unanswered == 0 and work.tell is not None:
                 timings = Timings(0.0, (work.handed - work.enqueued) * 1000, (at - work.handed) * 1000)
                 if work.rows is None:
-                    result = Result(rows[start:end], timings, together)
+                    result = Result(rows[start:end], timings, together, start)
                 else:
                     result = Result(work.rows, timings)
                 self._tell(work, result)

@@ -12,9 +12,10 @@ from ivy_stubs import WIDTH, Wire, load_once, rows_of
 
 from hortus.config import IvyConfig
 from hortus.errors import TABLE, Draining, EngineError, NotReady, OutOfMemory, Overloaded
+from hortus.ivy import outputs
 from hortus.ivy.app import App
 from hortus.metrics import Metrics
-from hortus.types import TokenBatch
+from hortus.types import Result, Timings, Together, TokenBatch
 
 LONG = "word " * 40  # 42 tokens, the model takes 32
 
@@ -182,6 +183,33 @@ async def test_nan_is_an_error_that_names_the_input_in_both_encodings(client, en
     assert reply.status == 500
     assert reply.error["code"] == "non_finite"
     assert reply.error["param"] == f"input[{count - 1}]"
+
+
+@pytest.mark.parametrize("bad", [None, 1])
+async def test_what_is_made_of_the_rows_of_one_step_is_made_once(client, monkeypatch, bad):
+    """Each answer is what it is alone, whoever shares its step; one that is not finite is its own request's error."""
+    whole = np.random.default_rng(0).standard_normal((4, WIDTH)).astype(np.float32) * 1e3
+    want = [outputs.finish(whole[i : i + 1], 5 if i == 3 else None, True) for i in range(4)]
+    if bad is not None:
+        whole[bad, 2] = np.inf
+    together = Together(whole)
+
+    class Sharing:
+        async def encode(self, batch: TokenBatch, *, deadline=None):
+            at = int(batch.ids[0])
+            return Result(whole[at : at + 1], Timings(), together, at)
+
+    client.app._model().encoder = Sharing()
+    sizes = []
+    finish = outputs.finish
+    monkeypatch.setattr(outputs, "finish", lambda rows, *how: sizes.append(len(rows)) or finish(rows, *how))
+    asked = [client.post(input=[i], **({"dimensions": 5} if i == 3 else {})) for i in range(4)]
+    for i, reply in enumerate(await asyncio.gather(*asked)):
+        if i == bad:
+            assert reply.error["code"] == "non_finite"
+        else:
+            np.testing.assert_array_equal(vectors(reply), want[i])
+    assert sizes == ([4, 1] if bad is None else [1, 1, 1])
 
 
 # --- other routes

@@ -13,7 +13,7 @@ from hortus import errors
 from hortus.protocol import generate, wire
 from hortus.protocol import hortus_pb2 as pb
 from hortus.protocol.wire import Ask, Asks, Description, File, Malformed, Replies
-from hortus.types import ModelInfo, Result, Timings, TokenBatch
+from hortus.types import ModelInfo, Result, Timings, TokenBatch, all_finite
 
 INFO = ModelInfo(name="a/b", revision="f" * 40, width=4, max_tokens=8, vocab_size=100, normalize=True)
 
@@ -76,10 +76,10 @@ def test_replies_come_back():
         assert n == m
         np.testing.assert_array_equal(a.rows, b.rows)
         assert (a.timings.queue_ms, a.timings.device_ms) == (b.timings.queue_ms, b.timings.device_ms)
-    assert all(result.together.finite() for _, result in got.answers)
+    assert all(result.together.once(all_finite) for _, result in got.answers)
     answers[1][1].rows[0, 0] = np.inf
     assert not any(
-        result.together.finite() for _, result in wire.read_replies(wire.pack_replies(Replies(answers))).answers
+        result.together.once(all_finite) for _, result in wire.read_replies(wire.pack_replies(Replies(answers))).answers
     )
     (_, full), (_, long) = got.failures
     assert isinstance(full, errors.Overloaded)

@@ -16,7 +16,7 @@ from hortus.errors import (
     RequestError,
 )
 from hortus.tulip.fake import FakeEngine, fake_rows
-from hortus.types import TokenBatch
+from hortus.types import TokenBatch, all_finite
 
 # Answers
 
@@ -50,10 +50,10 @@ async def test_rows_of_one_step_are_told_to_be_together():
     engine.nan_id = 9
     async with running(engine, max_batch_tokens=10) as (tulip, _):
         good, bad, cut = (TokenBatch.of(ids) for ids in ([[1, 2]], [[9]], [[1] * 4] * 5))
-        assert (await tulip.encode(good)).together.finite()
+        assert (await tulip.encode(good)).together.once(all_finite)
         both = await asyncio.gather(tulip.encode(good), tulip.encode(bad))
         assert both[0].together is both[1].together
-        assert not both[0].together.finite()
+        assert not both[0].together.once(all_finite)
         assert [bool(np.isfinite(r.rows).all()) for r in both] == [True, False]
         assert (await tulip.encode(cut)).together is None  # of several steps
 
