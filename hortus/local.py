@@ -187,8 +187,12 @@ class Engine:
             from hortus.corpus.output import with_vectors
         except ModuleNotFoundError as e:
             raise StartError(f"tables need the package {e.name}: pip install 'hortus[corpus]'") from None
-        if text not in table.column_names:
-            raise InvalidInput(f"no column {text!r:.80}; the table has {', '.join(table.column_names)}", param="text")
+        names = getattr(table, "column_names", None)
+        if names is None:
+            raise TypeError(f"table: give a pyarrow.Table, not {type(table).__name__}")
+        if names.count(text) != 1:
+            how = "two columns" if text in names else "no column"
+            raise InvalidInput(f"{how} {text!r:.80}; the table has {', '.join(names)}", param="text")
         values = table.column(text).to_pylist()
         at = [i for i, value in enumerate(values) if value is not None]
         wish = _wish(dimensions, precision, prompt_name, truncate)

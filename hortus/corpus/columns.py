@@ -86,10 +86,13 @@ def settle(files: Sequence[File], *, text: str, id: str | None, keep: str | None
     return Columns(text, asked[0].name if id is not None else None, pa.schema(schema), digits)
 
 
-def _need(file: File, there: Sequence[str], names: Sequence[str], flag: str) -> None:
+def _need(file: File, there: list[str], names: Sequence[str], flag: str) -> None:
+    """StartError when one of the names is not there, or there twice."""
     for name in names:
         if name not in there:
             raise StartError(f"{file.url}: no column {name!r} ({flag}); it has {', '.join(there)}")
+        if there.count(name) > 1:
+            raise StartError(f"{file.url}: names its column {name!r} more than once ({flag})")
 
 
 def _parquet_fields(file: File, text: str, names: Sequence[str]) -> dict[str, pa.DataType]:
@@ -149,10 +152,8 @@ def _csv_fields(file: File, text: str, names: Sequence[str]) -> dict[str, pa.Dat
     return dict.fromkeys(names, pa.string())
 
 
-def check_csv(file: File, head: Sequence[str], text: str, names: Sequence[str]) -> None:
+def check_csv(file: File, head: list[str], text: str, names: Sequence[str]) -> None:
     """StartError when the first line does not name the columns, each once."""
-    if twice := [name for name in (text, *names) if head.count(name) > 1]:
-        raise StartError(f"{file.url}: its first line names {twice[0]!r} more than once")
     _need(file, head, [text], "--text")
     _need(file, head, names, "--keep or --id")
 

@@ -93,6 +93,11 @@ def test_tables(fake: hortus.Engine):
         fake.embed_table(given, "txt")
     with pytest.raises(InvalidInput, match="already"):
         fake.embed_table(told)
+    with pytest.raises(InvalidInput, match="two columns 'text'"):
+        fake.embed_table(pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"]))
+    for table in (None, [{"text": "a"}]):
+        with pytest.raises(TypeError, match=r"give a pyarrow\.Table"):
+            fake.embed_table(table)
 
 
 def test_many_threads_at_once(fake: hortus.Engine):

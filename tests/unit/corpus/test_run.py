@@ -347,6 +347,17 @@ def test_a_byte_order_mark_belongs_to_no_row(tmp_path: Path, ending: str):
     np.testing.assert_array_equal(vectors(tmp_path / "marked"), vectors(tmp_path / "plain"))
 
 
+def test_a_parquet_file_that_has_a_column_twice_is_refused(tmp_path: Path):
+    columns = [pa.array([x, x]) for x in "abc"]
+    pq.write_table(pa.Table.from_arrays(columns, names=["text", "n", "n"]), tmp_path / "a.parquet")
+    pq.write_table(pa.Table.from_arrays(columns, names=["text", "text", "n"]), tmp_path / "b.parquet")
+    assert embed(tmp_path / "a.parquet", tmp_path / "fine") == 0, "nobody asks for n"
+    with pytest.raises(StartError, match=r"'n' more than once .--keep"):
+        embed(tmp_path / "a.parquet", tmp_path / "out", keep="n")
+    with pytest.raises(StartError, match=r"'text' more than once .--text"):
+        embed(tmp_path / "b.parquet", tmp_path / "out")
+
+
 def test_a_csv_that_names_a_column_twice_is_refused(tmp_path: Path):
     (tmp_path / "a.csv").write_text("text,text,n\none,two,3\n")
     with pytest.raises(StartError, match="'text' more than once"):
