@@ -1,6 +1,6 @@
 """The finer parts of `hortus bench engine`: where a step's time goes, and what each choice of the GPU engine costs.
 
-Each part takes the Bench, measures by its own clock, and adds Records. All need a GPU.
+Each part takes the Bench, measures by its own clock, and adds Records. All but `python` need a GPU.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import torch
 
 from hortus.bench import reference
 from hortus.bench.engine import Bench, timed
+from hortus.config import RoseConfig
+from hortus.metrics import Metrics
 from hortus.rose.device import CudaDevice
 from hortus.rose.gpu import GpuEngine
 
@@ -51,6 +53,80 @@ def host(b: Bench) -> None:
             b.add("host: of it the driver's launch of the graph", ms=launch, batch=batch, speed=False)
         b.add("host: result()", ms=collect, batch=batch, speed=False)
     engine.close()
+
+
+class _Still:
+    """A Device that does nothing, at once: what a step takes on it is its Python alone. Also a graph and an event of it."""
+
+    name, total_bytes = "none", 0
+
+    def __init__(self, width: int) -> None:
+        self._rows = torch.zeros(64, width)
+
+    def pinned(self, *size: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype)
+
+    def empty(self, ints: int) -> torch.Tensor:
+        return torch.empty(ints, dtype=torch.int32)
+
+    def event(self) -> _Still:
+        return self
+
+    def query(self) -> bool:
+        return True
+
+    def run(self, body: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return self._rows
+
+    def capture(self, body: Callable[[], torch.Tensor]) -> _Still:
+        return self
+
+    def replay(self) -> torch.Tensor:
+        return self._rows
+
+    def enter(self, *_: object) -> None:
+        pass
+
+    record = upload = download = drop_graphs = relieve = synchronize = enter
+
+    def reserved_bytes(self) -> int:
+        return 0
+
+
+class _Planless:
+    """A Network whose host work is left out too: that is the attention package's."""
+
+    capturable, longest_matters = True, False
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+    def look(self, *_: object) -> None:
+        pass
+
+    plan = forward = look
+
+
+def python(b: Bench) -> None:
+    """What of step() and result() is Python, on a device that does nothing. Needs no GPU."""
+    width = b.engine.info.width
+    device: Any = _Still(width)
+    network: Any = _Planless(width)
+    engine = GpuEngine(network, b.engine.info, RoseConfig(), Metrics(), device=device)
+    for lengths in ([16], [128], [16] * 32, [512] * 8, [512] * 25):
+        batch = b.batch(*lengths)
+        enqueue: list[float] = []
+        collect: list[float] = []
+        for n in range(1003):
+            started = time.perf_counter()
+            lazy = engine.step(batch)
+            enqueued = time.perf_counter()
+            lazy.result()
+            if n > 2:  # seen, captured, replayed
+                enqueue.append((enqueued - started) * 1e3)
+                collect.append((time.perf_counter() - enqueued) * 1e3)
+        b.add("python: step()", ms=enqueue, batch=batch, speed=False)
+        b.add("python: result()", ms=collect, batch=batch, speed=False)
 
 
 def capture(b: Bench) -> None:
@@ -224,5 +300,5 @@ def profile(b: Bench) -> None:
 
 
 PARTS: dict[str, Callable[[Bench], None]] = {
-    f.__name__: f for f in (host, capture, crossover, pieces, waits, slots, overlap, random, profile)
+    f.__name__: f for f in (host, python, capture, crossover, pieces, waits, slots, overlap, random, profile)
 }
