@@ -135,7 +135,7 @@ def warm_shapes(text: str, *, most_tokens: int, longest: int, cap: int) -> list[
     """
     if text.strip() == "all":
         sizes = []
-        tokens = 64
+        tokens = token_bucket(1)
         while tokens <= most_tokens:
             n = sequence_bucket(-(-tokens // longest))
             while n * 16 <= tokens:
