@@ -136,12 +136,7 @@ def test_answered(server, counted, kind):
     server.engine.nan_id, server.engine.fail_id = 7, 6
     if status == 504:
         server.engine.hold()
-    busy = [server.connect() for _ in range(30 if status == 429 else 0)]
-    for sock in busy:
-        server.engine.hold()
-        sock.sendall(embed(input=[[5] * 250] * 3))
-    if busy:
-        until_seen(lambda: server.sample("hortus_queue_tokens") > 16_500)
+    busy = filled(server) if status == 429 else []
     with server.connect() as sock:
         for _ in range(2):
             sock.sendall(data)
@@ -149,6 +144,19 @@ def test_answered(server, counted, kind):
         for other in busy:
             other.close()
         settle(server)
+
+
+def filled(server: Server) -> list[socket.socket]:
+    """Clients that wait for a held engine, so many that one more is refused. One after another: of those that come at once the
+    queue takes fewer, and then has room as soon as two steps have left it."""
+    server.engine.hold()
+    refused = lambda: server.sample("hortus_requests_total", code="overloaded")  # noqa: E731
+    before, busy = refused(), []
+    while refused() == before:
+        busy.append(server.connect())
+        busy[-1].sendall(embed(input=[[5] * 250] * 3))
+        until_seen(lambda: refused() > before or server.app.in_flight == len(busy))
+    return busy
 
 
 def settle(server: Server) -> None:
