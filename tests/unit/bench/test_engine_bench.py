@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("triton", reason="the GPU's engine is Linux's")
 
-from hortus.bench.engine import main  # noqa: E402
+from hortus.bench.engine import main
 
 
 def test_pythons_share_of_a_step_is_measured_without_a_gpu(tmp_path: Path) -> None:
