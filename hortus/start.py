@@ -1,7 +1,8 @@
 """Where the command begins: standard streams and signals first, then everything that takes time to import.
 
 A server that is told to stop before it has anything to finish ends with 0, as it does later; one that is hung up on before
-there is anything to read again goes on. Knows no commands but by the first word.
+there is anything to read again goes on. `hortus embed` ends with the status that a signal always has there. Knows no commands
+but by the first word.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ SERVERS = ("serve", "tulip", "ivy")
 
 
 def arm(words: list[str]) -> None:
-    """Streams and signals of a process that has begun nothing yet. `embed` and `bench` bring signals of their own."""
+    """Streams and signals of a process that has begun nothing yet; what it begins brings its own. `bench` is left as it is."""
     _fill_streams()
-    if words[:1] in (["embed"], ["bench"]):
+    if words[:1] == ["bench"]:
         return
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _stop_early)
+        signal.signal(number, _stop_embed_early if words[:1] == ["embed"] else _stop_early)
     if words[:1] and words[0] in SERVERS:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
@@ -64,6 +65,10 @@ def spill(stream: TextIO) -> None:
 
 def _stop_early(number: int, frame: FrameType | None) -> None:
     os._exit(0)
+
+
+def _stop_embed_early(number: int, frame: FrameType | None) -> None:
+    os._exit(128 + number)
 
 
 def main() -> int:

@@ -173,6 +173,20 @@ def test_signals_before_anything_is_imported(command, number):
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_before_embed_has_begun(number):
+    """The status that a signal always has there, and no traceback of an import."""
+    code = (
+        "import os, sys, hortus.start\n"
+        "hortus.start.arm(['embed'])\n"
+        "assert not {'hortus.cli', 'hortus.config', 'asyncio'} & {*sys.modules}\n"
+        f"os.kill(os.getpid(), {int(number)})\n"
+        "raise SystemExit('it goes on')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], timeout=120, capture_output=True)
+    assert (done.returncode, done.stderr) == (128 + number, b"")
+
+
 @pytest.mark.parametrize("flags", [(), ("--replicas", "1", "--gateways", "1")])
 def test_hang_ups_during_the_start_do_no_harm(flags):
     words = ["serve", "demo", "--fake-delay-ms", "0", "--port", "0", "--no-page", *flags]
