@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import socket
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -256,11 +257,23 @@ class _Token(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def _clear_socket(listen: str) -> None:
-    """A Unix socket's file outlives a killed process, and would keep the next one from listening."""
-    if listen.startswith("unix:"):
-        path = Path(listen.removeprefix("unix:"))
-        if path.is_socket():
-            path.unlink()
+    """A Unix socket's file outlives a killed process, and would keep the next one from listening. StartError when somebody
+    listens there: gateways that connect later would come to another scheduler, and at its end to none."""
+    if not listen.startswith("unix:"):
+        return
+    path = Path(listen.removeprefix("unix:"))
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.setblocking(False)  # the answer is there at once; one who is too busy for it says so
+        try:
+            asking.connect(str(path))
+        except BlockingIOError:
+            pass
+        except OSError:
+            path.unlink(missing_ok=True)
+            return
+    raise StartError(f"cannot listen on --listen unix:{path}: address already in use")
 
 
 def _reason(error: Exception) -> str:

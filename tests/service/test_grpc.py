@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import time
+from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
 from gateway_server import FOLDER
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_pair import Garden, batch, rows_of
+from grpc_pair import Garden, batch, rows_of, start_tulip
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from patience import PATIENCE_S, timed, until
 
@@ -22,6 +24,7 @@ from hortus.ivy.tokenize import Tokenizer
 from hortus.protocol import wire
 from hortus.protocol.credentials import channel, client_credentials, server_credentials, shown
 from hortus.tulip.fake import FakeEngine
+from hortus.tulip.server import Server
 from hortus.types import TokenBatch
 
 # --- one replica
@@ -310,6 +313,24 @@ def test_half_of_tls_is_a_start_error(pki):
             side(LinkConfig(link_cert="/nowhere", link_key="/nowhere"))
     with pytest.raises(StartError, match="--link-ca too"):
         client_credentials(LinkConfig(link_cert=f"{pki}/ivy.pem", link_key=f"{pki}/ivy.key"))
+
+
+async def test_a_unix_socket_is_taken_over_from_the_dead_alone(tmp_path: Path):
+    path = tmp_path / "t"
+    first = await start_tulip(f"unix:{path}")
+    try:
+        inode = path.stat().st_ino
+        with pytest.raises(StartError, match="address already in use"):
+            await Server(LinkConfig(listen=f"unix:{path}"), None).start()
+        assert path.stat().st_ino == inode
+    finally:
+        await first.stop()
+    with socket.socket(socket.AF_UNIX) as killed:  # its file stays
+        killed.bind(str(path))
+        killed.listen()
+    assert path.is_socket()
+    second = await start_tulip(f"unix:{path}")
+    await second.stop()
 
 
 async def test_a_port_in_use_is_a_start_error(world: Garden):
