@@ -62,7 +62,7 @@ class Journal:
             log.warning("the access log lost %d lines: its disk did not keep up", self.dropped)
 
     def _run(self) -> None:
-        encode, broken, ended = msgspec.json.Encoder().encode, False, False
+        encode, broken, ended, torn = msgspec.json.Encoder().encode, False, False, False
         while not ended:
             lines = [self._waiting.get()]
             with contextlib.suppress(Empty):
@@ -71,8 +71,13 @@ class Journal:
             ended = None in lines
             told = [line for line in lines if line is not None]
             text = b"".join([encode({"time": round(at, 6), **what}) + b"\n" for at, what in told])
+            left = memoryview(b"\n" + text if torn else text)  # what is there may end in the middle of a line
             try:
-                self._out.write(text)
+                while left:  # a file that is unbuffered may take some and not all, a disk's last bytes
+                    if not (taken := self._out.write(left)):
+                        raise OSError("it takes nothing")
+                    left = left[taken:]
+                    torn = bool(left)
                 self._out.flush()
                 broken = False
             except (OSError, ValueError) as e:

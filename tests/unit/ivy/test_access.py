@@ -10,6 +10,7 @@ import logging
 import pytest
 from ivy_stubs import load_once
 from models_stubs import client, post
+from patience import until_seen
 
 from hortus.config import IvyConfig, load
 from hortus.errors import StartError
@@ -217,6 +218,40 @@ def test_a_log_that_breaks_loses_lines_and_says_so(tmp_path, caplog):
 
 
 # --- traces
+
+
+def test_a_disk_that_takes_half_a_line_spoils_no_other(tmp_path):
+    from hortus.ivy.journal import Journal
+
+    journal = Journal(str(tmp_path / "log"))
+    file, room = journal._out, [100]
+
+    class Full:
+        """A file of so much room, which takes what fits, as a disk does."""
+
+        def write(self, data: memoryview) -> int:
+            if not room[0]:
+                raise OSError(28, "No space left on device")
+            room[0] -= (taken := min(len(data), room[0], 30))
+            return file.write(data[:taken])
+
+        def flush(self) -> None: ...
+
+        def close(self) -> None:
+            file.close()
+
+    journal._out = Full()
+    for n in range(5):
+        journal.write({"n": n})
+    until_seen(lambda: journal.dropped and journal._waiting.empty())
+    room[0] = 10_000
+    for n in range(5, 10):
+        journal.write({"n": n})
+    journal.close()
+    lines = (tmp_path / "log").read_text().splitlines()
+    whole = [json.loads(line)["n"] for line in lines if line.endswith("}")]
+    assert whole[-5:] == [5, 6, 7, 8, 9]
+    assert len(lines) - len(whole) == 1, "one was cut where the room ended"
 
 
 async def test_traces_hold_the_timings_and_the_callers_context(folder, monkeypatch):
