@@ -34,6 +34,7 @@ from hortus.engines import open_model
 from hortus.folder import ModelFolder
 from hortus.ivy.tokenize import Tokenizer
 from hortus.tulip.fake import FakeEngine
+from hortus.types import TokenBatch
 
 TEXT = "the quick brown fox jumps over the lazy dog by the old brown river"
 """16 tokens of all-MiniLM-L6-v2, special ones included (checked)."""
@@ -200,7 +201,8 @@ def _wide(folder: ModelFolder, to: Path) -> Path:
 
 def grpc(seconds: float = 2.0, rounds: int = 5, placed: Placed = Placed()) -> list[Record]:  # noqa: B008
     """In process against gateways: latency of one client, requests a second of many, processor time of the scheduler."""
-    model = open_model("demo", None, RoseConfig(), weights=False).name
+    folder = open_model("demo", None, RoseConfig(), weights=False)
+    model, fake_us = folder.name, _fake_us(folder)
     body = json.dumps({"model": model, "input": TEXT, "encoding_format": "base64"}).encode()
     mine = len(placed.clients) or usable_cores()
     kinds: dict[str, tuple[str, ...]] = {"one process": ()}
@@ -222,11 +224,25 @@ def grpc(seconds: float = 2.0, rounds: int = 5, placed: Placed = Placed()) -> li
                     runs.setdefault((kind, clients), []).append(load)
                     if clients == 64:
                         cpu_us[kind].append((server.engine_cpu_s() - before) / len(load.latencies_ms) * 1e6)
-    return [_record(model, kind, clients, runs, cpu_us) for kind, clients in runs]
+    return [_record(model, kind, clients, runs, cpu_us, fake_us) for kind, clients in runs]
+
+
+def _fake_us(folder: ModelFolder) -> float:
+    """Processor time of the fake engine itself, microseconds a sequence of TEXT's length, 16 a step and nothing in between."""
+    engine, batch, steps = FakeEngine.like(folder, delay_s=0.0), TokenBatch.of([[*range(16)]] * 16), 1000
+    begin = time.process_time()
+    for _ in range(steps):
+        engine.step(batch).result()
+    return (time.process_time() - begin) / (steps * len(batch)) * 1e6
 
 
 def _record(
-    model: str, kind: str, clients: int, runs: dict[tuple[str, int], list[Load]], cpu_us: dict[str, list[float]]
+    model: str,
+    kind: str,
+    clients: int,
+    runs: dict[tuple[str, int], list[Load]],
+    cpu_us: dict[str, list[float]],
+    fake_us: float,
 ) -> Record:
     loads, base = runs[kind, clients], runs["one process", clients]
     p50, p99 = np.median([median_p99(load.latencies_ms.tolist()) for load in loads], axis=0)
@@ -240,7 +256,7 @@ def _record(
         single = float(np.median([load.requests_per_s for load in runs["1 gateways", clients]]))
         note += f"; {rate / single:.2f} times 1 gateway"
     if kind != "one process" and clients == 64:
-        note += f"; the engine's process used {np.median(cpu_us[kind]):.0f} us a request"
+        note += f"; the engine's process used {np.median(cpu_us[kind]):.1f} us a request, {fake_us:.1f} of them the fake engine"
     return Record(
         suite="grpc", target=f"hortus, {kind}", model=f"fake (as {model})", batch=1, tokens=16, clients=clients,
         median_ms=float(p50), p99_ms=float(p99), requests_per_s=rate, rounds=len(loads), ratio=rate / rate_base, note=note,
