@@ -249,6 +249,13 @@ class RoseConfig:
     graph_max_tokens: int = knob(
         16384, "No graph is captured for steps of more tokens than this; eager is as fast there.", low=64
     )
+    graph_bucket: int = knob(
+        64,
+        "Tokens of a step are rounded up to multiples of this up to 1,024, of four times this above; a graph serves all "
+        "that come to the same. Larger: fewer graphs to capture, more rows in vain.",
+        low=16,
+        high=1024,
+    )
     graph_cap: int = knob(256, "Most graphs kept; the least recently used is dropped.", low=1)
     warm: str | None = knob(
         None,

@@ -64,10 +64,12 @@ class GpuEngine:
             graphs=config.cuda_graphs and bool(getattr(network, "capturable", True)),
             max_tokens=config.graph_max_tokens,
             longest_matters=bool(getattr(network, "longest_matters", True)),
+            fine=config.graph_bucket,
         )
         # The allocator's own count, not the driver's: it neither waits nor fails, whatever the device is doing.
         self.metrics.device_memory_bytes.set_function(self._device.reserved_bytes)
         self.metrics.device_memory_total_bytes.set(self._device.total_bytes)
+        self._rounded = 4 * max(config.graph_bucket, 64)  # most rows that rounding adds to a piece
         self._dead: str | None = None
         self._closed = False
         with torch.inference_mode():
@@ -124,8 +126,8 @@ class GpuEngine:
     def _enqueue(self, batch: TokenBatch, slot: Slot, most: int) -> None:
         """All pieces of at most `most` tokens: upload, run, download into their rows of the slot."""
         pieces = cut(batch.cu_seqlens, most)
-        # A bound on the pieces' sizes after rounding up: 256 rows in each of three parts, twice the sequences.
-        ints = 3 * (batch.total_tokens + 256 * len(pieces)) + 2 * (len(batch) + 2 * len(pieces))
+        # A bound on the pieces' sizes after rounding up: the rows of a step, in each of three parts, twice the sequences.
+        ints = 3 * (batch.total_tokens + self._rounded * len(pieces)) + 2 * (len(batch) + 2 * len(pieces))
         slot.reserve(ints + batch.span_tokens + batch.span_rows + len(pieces), batch.rows)
         at = first = 0
         for lo, hi in pieces:
@@ -156,7 +158,7 @@ class GpuEngine:
         most = min(config.graph_max_tokens, self._piece_tokens)
         assert config.warm is not None, "called only when --warm is given"
         for sequences, tokens in warm_shapes(
-            config.warm, most_tokens=most, longest=self._info.max_tokens, cap=config.graph_cap
+            config.warm, most_tokens=most, longest=self._info.max_tokens, cap=config.graph_cap, fine=config.graph_bucket
         ):
             cu = np.linspace(0, tokens, sequences + 1).astype(np.int32)
             batch = TokenBatch(np.zeros(tokens, np.int32), cu)

@@ -73,13 +73,15 @@ class Rules:
     """Steps that round up to more rows than this run eagerly, at their own size."""
     longest_matters: bool
     """The attention backend needs a bound on the longest sequence. Without, tokens bound it and shapes are fewer."""
+    fine: int = 64
+    """Token rows are multiples of this up to 1,024, of four times this above."""
 
 
-def token_bucket(tokens: int) -> int:
-    """16, multiples of 64 up to 1024, of 256 above: at most a quarter of a matrix tile, or 6 %, in vain."""
+def token_bucket(tokens: int, fine: int = 64) -> int:
+    """16, multiples of `fine` up to 1024, of four times that above: with 64 at most half a matrix tile, or a fifth, in vain."""
     if tokens <= 16:  # the shortest queries, for which there may be a kernel of their own (kernels/together.py)
         return 16
-    step = 64 if tokens <= 1024 else 256
+    step = fine if tokens <= 1024 else 4 * fine
     return -(-tokens // step) * step
 
 
@@ -97,9 +99,9 @@ def longest_bucket(longest: int) -> int:
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def bucket(sequences: int, tokens: int, longest: int, typed: bool, *, longest_matters: bool) -> Shape:
+def bucket(sequences: int, tokens: int, longest: int, typed: bool, *, longest_matters: bool, fine: int = 64) -> Shape:
     """The smallest bucket that a step of this size fits."""
-    rows = token_bucket(tokens)
+    rows = token_bucket(tokens, fine)
     # The padding tokens are a sequence too, and may be the longest.
     bound = min(longest_bucket(max(longest, rows - tokens)), rows) if longest_matters else rows
     return Shape(sequence_bucket(sequences), rows, bound, typed)
@@ -109,9 +111,9 @@ def decide(
     sequences: int, tokens: int, longest: int, typed: bool, *, known: Mapping[Shape, State], rules: Rules
 ) -> Decision:
     """How a step of this size is to run, given what is known of shapes. Pure."""
-    if token_bucket(tokens) > rules.max_tokens:
+    if token_bucket(tokens, rules.fine) > rules.max_tokens:
         return own_size(sequences, tokens, longest, typed)
-    shape = bucket(sequences, tokens, longest, typed, longest_matters=rules.longest_matters)
+    shape = bucket(sequences, tokens, longest, typed, longest_matters=rules.longest_matters, fine=rules.fine)
     state = known.get(shape) if rules.graphs else None
     if state is State.HELD:
         return Decision(How.REPLAY, shape, True)
@@ -126,7 +128,7 @@ def own_size(sequences: int, tokens: int, longest: int, typed: bool) -> Decision
     return Decision(How.EAGER, Shape(sequences, -(-tokens // 64) * 64, max(longest, 63), typed), False)
 
 
-def warm_shapes(text: str, *, most_tokens: int, longest: int, cap: int) -> list[tuple[int, int]]:
+def warm_shapes(text: str, *, most_tokens: int, longest: int, cap: int, fine: int = 64) -> list[tuple[int, int]]:
     """(sequences, tokens in all) for --warm: `all`, or SEQUENCESxTOKENS with the tokens of each sequence.
 
     most_tokens: largest step that is captured. longest: the model's limit. `all` takes every token bucket with every
@@ -135,13 +137,13 @@ def warm_shapes(text: str, *, most_tokens: int, longest: int, cap: int) -> list[
     """
     if text.strip() == "all":
         sizes = []
-        tokens = token_bucket(1)
+        tokens = token_bucket(1, fine)
         while tokens <= most_tokens:
             n = sequence_bucket(-(-tokens // longest))
             while n * 16 <= tokens:
                 sizes.append((n, tokens))
                 n *= 2
-            tokens = token_bucket(tokens + 1)
+            tokens = token_bucket(tokens + 1, fine)
         return sorted(sizes, key=lambda s: (-s[1], s[0]))[:cap]
     sizes = []
     for word in text.split(","):
@@ -241,7 +243,9 @@ class Graphs:
         if batch.spans is not None:
             return own_size(len(batch), tokens, batch.max_seqlen, typed)
         # Found out only where it counts: looking at every length takes as long as the rest of the decision.
-        longest = batch.max_seqlen if rules.longest_matters or token_bucket(tokens) > rules.max_tokens else 0
+        longest = (
+            batch.max_seqlen if rules.longest_matters or token_bucket(tokens, rules.fine) > rules.max_tokens else 0
+        )
         return decide(len(batch), tokens, longest, typed, known=self._known, rules=rules)
 
     def _eager(self, shape: Shape, entry: _Entry, host: Int32) -> Tensor:

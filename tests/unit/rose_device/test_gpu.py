@@ -89,10 +89,11 @@ def test_a_forgotten_result_harms_nobody(rng):
         max_size=12,
     ),
     st.integers(0, 2**32 - 1),
+    st.sampled_from([16, 64, 100, 1024]),
 )
-def test_any_traffic_is_answered_right(steps, seed):
+def test_any_traffic_is_answered_right(steps, seed, fine):
     rng = np.random.default_rng(seed)
-    engine, device = make(graph_cap=3, graph_max_tokens=2048)
+    engine, device = make(graph_cap=3, graph_max_tokens=2048, graph_bucket=fine)
     waiting = []
     for lengths, typed, wait, spans in steps:
         batch = random_batch(rng, lengths, typed, spans)

@@ -11,6 +11,9 @@ RULES = Rules(graphs=True, max_tokens=4096, longest_matters=False)
 def test_buckets_of_tokens():
     tokens = {1: 16, 16: 16, 17: 64, 64: 64, 65: 128, 1024: 1024, 1025: 1280, 4000: 4096}
     assert {t: token_bucket(t) for t in tokens} == tokens
+    tokens = {1: 16, 17: 256, 1024: 1024, 1025: 2048}
+    assert {t: token_bucket(t, 256) for t in tokens} == tokens
+    assert warm_shapes("all", most_tokens=512, longest=512, cap=99, fine=256)[-1] == (1, 16)
 
 
 @given(st.integers(1, 512), st.integers(1, 4096), st.data(), st.booleans())
