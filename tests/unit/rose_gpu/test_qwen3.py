@@ -60,7 +60,7 @@ def ours(spec: Qwen3Spec, weights: dict[str, torch.Tensor], batch: TokenBatch) -
     weights = {k: v.clone() for k, v in weights.items()}
     trunk = FAMILY.build(spec, weights, KIT)
     assert not weights, "fused weights are taken out: none lives twice"
-    cu = torch.from_numpy(batch.cu_seqlens)
+    cu = torch.tensor(batch.cu_seqlens)
     positions = torch.from_numpy(np.concatenate([np.arange(n, dtype=np.int32) for n in batch.lengths]))
     with torch.inference_mode():
         trunk.plan(batch.cu_seqlens, cu, batch.max_seqlen)
@@ -83,7 +83,7 @@ def test_hidden_states_equal_transformers(lengths, bias, causal):
     found = ours(FAMILY.spec_from_config(said), model.state_dict(), batch)
     truth = torch.cat([rows(model, batch.slice(i, i + 1).ids.tolist(), causal=causal) for i in range(len(batch))])
     torch.testing.assert_close(found, truth, rtol=1e-5, atol=1e-5)
-    cu = torch.from_numpy(batch.cu_seqlens)
+    cu = torch.tensor(batch.cu_seqlens)
     for mode in ("mean", "last"):
         torch.testing.assert_close(twin.pool(found, cu, mode), twin.pool(truth, cu, mode), rtol=1e-5, atol=1e-5)
 

@@ -55,7 +55,7 @@ def test_folder(tmp_path, said, pooling, prefix, head):
     family, spec = read_spec(folder.config)
     network = build_network(folder, family, spec, KIT, device=torch.device("cpu"), dtype=torch.float32)
     batch = batch_of([3, 20, 1, 20])
-    cu = torch.from_numpy(batch.cu_seqlens)
+    cu = torch.tensor(batch.cu_seqlens)
     at = torch.cat([torch.arange(n, dtype=torch.int32) for n in batch.lengths.tolist()])
     with torch.inference_mode():
         network.plan(batch.cu_seqlens, cu, batch.max_seqlen)
