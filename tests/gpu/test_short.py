@@ -146,6 +146,16 @@ def test_a_text_does_not_hang_on_its_neighbours_and_a_broken_one_breaks_no_other
             assert not after[3:8].isfinite().any(), "all who see a broken token are broken"
 
 
+def test_it_is_tried_against_the_layers_before_it_is_used() -> None:
+    said = config() | {"vocab_size": 7}
+    made = weights(said)
+    loop = trunk(said, made, Kit(ops=twin, linear=linear.plain, attention=TwinAttention))
+    short._try(whole(said, made), loop._planned, [5, 1, 7])
+    made["embed_tokens.weight"] = made["embed_tokens.weight"].roll(1, 0)
+    with pytest.raises(ArithmeticError, match="cosine"):
+        short._try(whole(said, made), loop._planned, [5, 1, 7])
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [

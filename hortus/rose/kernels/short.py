@@ -19,8 +19,7 @@ from hortus.rose.attention import Heads
 from hortus.rose.kernels.dense import Added, Gated
 from hortus.rose.kernels.heads import Rotary, Turned
 from hortus.rose.kernels.together import ROWS, trunk
-from hortus.rose.models import Each
-from hortus.rose.network import Inputs, ranges
+from hortus.rose.network import Each, Inputs, ranges
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +85,7 @@ class Together:
         assert fits(cut, embed.shape[1], heads, self._inner), f"{cut} does not cut the sizes evenly"
         rows = [[w.data_ptr() for w in block] for block in self._kept]
         self._table = torch.tensor(rows, dtype=torch.int64, device=embed.device)
-        self.device, self.most_tokens = embed.device, MOST_TOKENS
+        self.device, self.vocab, self.most_tokens = embed.device, embed.shape[0], MOST_TOKENS
         self._counter = torch.zeros(1, dtype=torch.int64, device=embed.device)
 
     def __call__(self, inputs: Inputs) -> Tensor:
@@ -172,7 +171,7 @@ def _try(whole: Together, each: Each, lengths: list[int]) -> None:
     """ArithmeticError where a token is not what the layers make of it one by one."""
     starts = np.zeros(len(lengths), np.int32)
     positions, cu = ranges(starts, np.array(lengths, np.int32))
-    ids = np.arange(cu[-1], dtype=np.int32)
+    ids = np.arange(cu[-1], dtype=np.int32) % whole.vocab
     device = whole.device
     inputs = Inputs(
         ids=torch.from_numpy(ids).to(device),

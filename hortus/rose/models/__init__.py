@@ -31,7 +31,7 @@ from hortus.errors import StartError
 from hortus.rose.attention import AttentionFactory, Heads
 from hortus.rose.kernels.few import FewFactory
 from hortus.rose.kernels.linear import LinearFactory
-from hortus.rose.network import Inputs
+from hortus.rose.network import Each, Inputs
 from hortus.types import Int32
 
 _FILES = {
@@ -91,10 +91,6 @@ class ShortFactory(Protocol):
         each: Each,
     ) -> Short | None:
         """layers: models.qwen3.Layer, whose weights are kept, not copied. each: what it is held to, layer by layer."""
-
-
-Each = Callable[[Int32, Inputs], Tensor]
-"""(cu_seqlens on the host, inputs) -> [T, hidden], planned and run."""
 
 
 @dataclass(frozen=True, slots=True)
