@@ -33,10 +33,10 @@ def times_of(client: httpx.Client, count: int = 60) -> list[float]:
 @pytest.mark.parametrize("name", TEXTS)
 def test_short_texts_do_not_wait_for_slow_ones(name):
     """Medians, and the best of six: this machine may be busy with other things. A short text that waited for a slow one
-    would take 50 ms and more."""
+    would take 50 ms and more; one that takes less than 10 has not, however fast it is alone."""
     with running() as server, httpx.Client(base_url=server.url, timeout=60) as client:
         times_of(client)
-        ratios = []
+        ratios, taken = [], []
         for _ in range(6):
             alone = statistics.median(times_of(client))
             ended, answered = threading.Event(), []
@@ -55,10 +55,11 @@ def test_short_texts_do_not_wait_for_slow_ones(name):
             for thread in pests:
                 thread.join()
             assert set(answered) == {200}
+            taken.append(beside)
             ratios.append(beside / alone)
             if ratios[-1] < 2:
                 break
-        assert min(ratios) < 4, ratios
+        assert min(ratios) < 4 or min(taken) < 0.01, (ratios, taken)
 
 
 @timed
