@@ -33,7 +33,8 @@ def times_of(client: httpx.Client, count: int = 60) -> list[float]:
 @pytest.mark.parametrize("name", TEXTS)
 def test_short_texts_do_not_wait_for_slow_ones(name):
     """Medians, and the best of six: this machine may be busy with other things. A short text that waited for a slow one
-    would take 50 ms and more; one that takes less than 10 has not, however fast it is alone."""
+    would take 50 ms and more. One letter is read in C in 4 ms, on whatever thread: there a short text only has to be quick,
+    since alone it takes 1 ms, and three clients' 200 kB bodies in a loop take their part of the machine."""
     with running() as server, httpx.Client(base_url=server.url, timeout=60) as client:
         times_of(client)
         ratios, taken = [], []
@@ -59,7 +60,7 @@ def test_short_texts_do_not_wait_for_slow_ones(name):
             ratios.append(beside / alone)
             if ratios[-1] < 2:
                 break
-        assert min(ratios) < 4 or min(taken) < 0.01, (ratios, taken)
+        assert min(ratios) < 4 or (name == "one letter" and min(taken) < 0.01), (ratios, taken)
 
 
 @timed
