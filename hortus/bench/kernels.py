@@ -88,6 +88,7 @@ def kernel_cases(
     angle = torch.randn(512, heads.head_dim // 2, device="cuda")
     cos, sin = angle.cos(), angle.sin()
     row, length = tokens * hidden * 2, min(tokens, 512)
+    kept = fused.residual(residual)
     many = torch.arange(0, tokens + 1, length, device="cuda", dtype=torch.int32)
     one = torch.tensor([0, tokens], device="cuda", dtype=torch.int32)
     roped = tokens * (heads.heads + heads.kv_heads) * heads.head_dim * 2
@@ -95,20 +96,20 @@ def kernel_cases(
     if torch.cuda.get_device_capability() >= (9, 0):
         eight = [
             ("fp8 rows", 3 * row // 2, lambda: quantise.rows(x)),
-            ("fp8 add_rms_norm_", 7 * row // 2, lambda: quantise.add_rms_norm_(x, residual, weight, 1e-6)),
+            ("fp8 add_rms_norm_", 7 * row // 2, lambda: quantise.add_rms_norm_(x, kept, weight, 1e-6)),
             ("fp8 silu_pairs", 5 * tokens * intermediate, lambda: quantise.silu_pairs(gate_up)),
             ("fp8 gelu", 3 * tokens * intermediate, lambda: quantise.activated(wide, "gelu")),
         ]
     return [
         *eight,
-        ("embed", 2 * row, lambda: fused.embed(ids, word)),
+        ("embed_rms_norm", 3 * row, lambda: fused.embed_rms_norm(ids, word, 1.0, weight, 1e-6)),
         (
             "embed_layer_norm",
             3 * row,
             lambda: fused.embed_layer_norm(ids, positions, None, word, word, None, weight, bias, 1e-6),
         ),
         ("rms_norm", 2 * row, lambda: fused.rms_norm(x, weight, 1e-6)),
-        ("add_rms_norm_", 4 * row, lambda: fused.add_rms_norm_(x, residual, weight, 1e-6)),
+        ("add_rms_norm_", 4 * row, lambda: fused.add_rms_norm_(x, kept, weight, 1e-6)),
         ("add_layer_norm", 3 * row, lambda: fused.add_layer_norm(x, residual, weight, bias, 1e-6)),
         (
             "norm_turn_",
@@ -119,7 +120,7 @@ def kernel_cases(
         (
             "add_layer_norm_",
             4 * row,
-            lambda: fused.add_layer_norm_(x, residual, weight, bias, 1e-6),
+            lambda: fused.add_layer_norm_(x, kept, weight, bias, 1e-6),
         ),
         ("glu", 3 * tokens * intermediate * 2, lambda: fused.glu(gate_up, "gelu", 0)),
         ("gelu_", 2 * tokens * intermediate * 2, lambda: fused.gelu_(wide)),

@@ -8,7 +8,7 @@ Which body runs hangs on the number of tokens alone, so eager, captured and repl
                from 384 on    quack's product (CuTe DSL, Hopper) with the same epilogue, where the package is installed
                else           the library's product, then one kernel over its output
     add_norm   <= 256 tokens  skinny.product in parts, added by the norm's kernel
-               else           the library's product, which adds into the residual in its own epilogue, then the norm
+               else           the library's product, added by the norm's kernel
 
 Figures: docs/benchmarks.md; what lost: docs/decisions/. Does not know models.
 """
@@ -30,7 +30,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from hortus.rose.kernels import quack, skinny
 from hortus.rose.kernels.launch import early
 from hortus.rose.kernels.linear import Linear, LinearFactory
-from hortus.rose.kernels.rms import add_rms_norm_, rms_norm, sum_rms_norm_
+from hortus.rose.kernels.rms import add_rms_norm_, sum_rms_norm_
 
 FEW, FEW_GATED, FEW_ADDED, MANY_GATED = 256, 128, 256, 384
 """Tokens at which another body is the faster, on one H200."""
@@ -125,8 +125,10 @@ class Added:
         tokens, (width, depth) = x.shape[0], self.weight.shape
         if tokens <= FEW_ADDED and (cut := skinny.tile(tokens, width, depth)) is not None:
             return sum_rms_norm_(skinny.product(x, self.weight, cut), residual, self.norm, self._eps)
-        torch.addmm(residual, x, self._turned, out=residual)
-        return rms_norm(residual, self.norm, self._eps)
+        y = torch.mm(x, self._turned)
+        # In place: large steps then touch as much memory as if the library had added in its epilogue, which it cannot in
+        # float16 of bfloat16 (decisions/013).
+        return add_rms_norm_(y, residual, self.norm, self._eps, y)
 
 
 def add_norm(

@@ -19,14 +19,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from hortus.rose.kernels.dense import add_norm, gated
 from hortus.rose.kernels.heads import Rotary, turned
-from hortus.rose.kernels.launch import early, row
+from hortus.rose.kernels.launch import row
 from hortus.rose.kernels.layernorm import add_layer_norm, add_layer_norm_, glu
 from hortus.rose.kernels.pooling import pool
-from hortus.rose.kernels.rms import add_rms_norm_, rms_norm
+from hortus.rose.kernels.residual import residual
+from hortus.rose.kernels.rms import add_rms_norm_, embed_rms_norm, rms_norm
 from hortus.rose.kernels.twin import activated
 
 __all__ = [
@@ -36,40 +36,19 @@ __all__ = [
     "add_layer_norm_",
     "add_norm",
     "add_rms_norm_",
-    "embed",
     "embed_layer_norm",
+    "embed_rms_norm",
     "gated",
     "gelu_",
     "glu",
     "pool",
+    "residual",
     "rms_norm",
     "turned",
 ]
 
 _FLAT = 1024
 """Elements a program of the elementwise ops: 8 two-byte values (16 bytes) for each of 128 threads."""
-
-
-@triton.jit
-def _embed(ids, word, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    t = tl.program_id(0).to(tl.int64)
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
-    cols = tl.arange(0, BLOCK)
-    mask = cols < WIDTH
-    i = tl.load(ids + t).to(tl.int64)
-    tl.store(out + t * WIDTH + cols, tl.load(word + i * WIDTH + cols, mask=mask), mask=mask)
-
-
-def embed(ids: Tensor, word: Tensor) -> Tensor:
-    """Rows of `word` [V, H] for ids [T] -> [T, H]."""
-    width = word.shape[1]
-    out = word.new_empty(ids.shape[0], width)
-    block, warps = row(width)
-    on = early(word)
-    _embed[(ids.shape[0],)](ids, word, out, width, block, on, num_warps=warps, launch_pdl=on)
-    return out
 
 
 @triton.jit

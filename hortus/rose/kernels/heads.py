@@ -147,8 +147,8 @@ class Turned:
         self.weight, self.bias, self.q_norm, self.k_norm = in_pairs(
             weight, bias, q_norm, k_norm, rotary, heads + kv_heads
         )
-        self._rotary, self._heads, self._kv_heads, self._eps = rotary, heads, kv_heads, eps
-        self._product = dense.product(self.weight, self.bias, linear)
+        self.rotary, self._heads, self._kv_heads, self._eps = rotary, heads, kv_heads, eps
+        self.product = dense.product(self.weight, self.bias, linear)
         self._whole = None
         if self.q_norm is not None and self.k_norm is not None and bias is None and _may_turn(rotary.cos):
             each = torch.cat([self.q_norm.repeat(heads), self.k_norm.repeat(kv_heads)]).float()
@@ -158,7 +158,7 @@ class Turned:
         if angles.rows is not None and self._whole is not None:
             out: Tensor = self._whole(x, angles.rows)
             return out
-        qkv, rotary = self._product(x), self._rotary
+        qkv, rotary = self.product(x), self.rotary
         norm_turn_(
             qkv, self.q_norm, self.k_norm, rotary.cos, rotary.sin, angles.positions,
             self._heads, self._kv_heads, self._eps,

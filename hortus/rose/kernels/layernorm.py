@@ -18,6 +18,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from hortus.rose.kernels.launch import early, row
+from hortus.rose.kernels.residual import PART, WHOLE
 from hortus.rose.kernels.rms import MANY, TOGETHER
 
 _ACTS = {"gelu": 0, "gelu_tanh": 1, "silu": 2, "relu": 3}
@@ -42,11 +43,13 @@ def _add_layer_norm(
         gdc_launch_dependents()
         gdc_wait()
     s = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
-    s += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
-    if GROW:  # rounded before the norm reads it, as in the twin
-        summed = s.to(residual.dtype.element_ty)
-        tl.store(residual + at, summed, mask=mask)
-        s = summed.to(tl.float32)
+    before = tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
+    if GROW:  # what the next block sees is what was normed
+        kept = ((before * WHOLE + s) * PART).to(residual.dtype.element_ty)
+        tl.store(residual + at, kept, mask=mask)
+        s = kept.to(tl.float32) * WHOLE
+    else:
+        s += before
     mean = tl.sum(s, 1) / WIDTH
     centred = tl.where(mask, s - mean[:, None], 0.0)
     y = centred * tl.rsqrt(tl.sum(centred * centred, 1) / WIDTH + eps)[:, None] * w[None, :]
@@ -75,7 +78,7 @@ def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | N
 
 
 def add_layer_norm_(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """residual += x in place, then LayerNorm(residual) -> [T, H] (pre-norm, ModernBERT). x, residual: [T, H] contiguous."""
+    """residual (residual.py) += x in place, then LayerNorm of it -> [T, H] in x's dtype (pre-norm, ModernBERT). Contiguous."""
     return _run(x, residual, weight, bias, eps, grow=True)
 
 

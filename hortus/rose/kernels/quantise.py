@@ -19,6 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from hortus.rose.kernels import fp8_twin
 from hortus.rose.kernels.fp8_twin import Quantised
 from hortus.rose.kernels.launch import early, row
+from hortus.rose.kernels.residual import PART, WHOLE
 from hortus.rose.kernels.rms import MANY, TOGETHER
 
 _GREATEST, _LEAST = tl.constexpr(fp8_twin.GREATEST), tl.constexpr(fp8_twin.LEAST)
@@ -69,12 +70,12 @@ def _add_rms_norm(
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
-    f = tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
+    f = tl.load(residual + at, mask=mask, other=0.0).to(tl.float32) * WHOLE
     f += tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
     # The sum is rounded before the norm reads it, as in rms.py.
-    summed = f.to(residual.dtype.element_ty)
-    tl.store(residual + at, summed, mask=mask)
-    f = summed.to(tl.float32)
+    kept = (f * PART).to(residual.dtype.element_ty)
+    tl.store(residual + at, kept, mask=mask)
+    f = kept.to(tl.float32) * WHOLE
     y = f * tl.rsqrt(tl.sum(f * f, 1) / WIDTH + eps)[:, None] * w[None, :]
     _store(y, values, scale, t, rows, WIDTH, BLOCK)
 

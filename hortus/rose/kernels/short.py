@@ -18,6 +18,7 @@ from torch import Tensor
 from hortus.rose.attention import Heads
 from hortus.rose.kernels.dense import Added, Gated
 from hortus.rose.kernels.heads import Rotary, Turned
+from hortus.rose.kernels.residual import form
 from hortus.rose.kernels.together import ROWS, trunk
 from hortus.rose.network import Each, Inputs, ranges
 
@@ -95,7 +96,8 @@ class Together:
         h, cut, like = self._heads, self._cut, self._embed
         hidden, mixed = like.shape[1], h.heads * h.head_dim
         width = mixed + 2 * h.kv_heads * h.head_dim
-        residual, normed, out = (like.new_empty(tokens, hidden) for _ in range(3))
+        residual = torch.empty(tokens, hidden, dtype=form(like.dtype), device=like.device)
+        normed, out = (like.new_empty(tokens, hidden) for _ in range(2))
         squares, head_squares = (
             torch.empty(parts, MOST_TOKENS, dtype=torch.float32, device=like.device)
             for parts in (hidden // cut.grown, width // cut.qkv)

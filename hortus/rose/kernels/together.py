@@ -7,7 +7,7 @@ until it says that all have come.
 
     1 qkv     normed -> queries, keys and values; rotated; each head's sum of squares
     2 attend  softmax(q k^T) v in each sequence; the heads' norms are factors of their scores
-    3 o       added to the residual; its sum of squares; normed but for the factor of a row
+    3 o       added to the residual (residual.py); its sum of squares; normed but for the factor of a row
     4 gated   silu(gate) * up
     5 down    as 3
 
@@ -26,6 +26,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from hortus.rose.kernels.residual import PART, WHOLE
 
 ROWS = tl.constexpr(16)
 """Most tokens: the rows of a tensor core's least tile. With 32 it was slower than a kernel an operation (decisions/010)."""
@@ -188,12 +190,12 @@ def _grow(
     """Columns n COLS .. of the residual += x weight^T; of residual * norm; part n of its sums of squares."""
     rows, cols = tl.arange(0, ROWS), n * COLS + tl.arange(0, COLS)
     at, live = rows[:, None] * HIDDEN + cols[None, :], (rows < tokens)[:, None]
-    before = tl.load(residual + at, mask=live, other=0.0).to(tl.float32)
+    before = tl.load(residual + at, mask=live, other=0.0).to(tl.float32) * WHOLE
     w = tl.load(norm + cols).to(tl.float32)
     y = before + _product(x, weight, tokens, n * COLS, DEPTH, COLS, STEP, CHAINS, STAGES)
-    y = y.to(residual.dtype.element_ty)
-    tl.store(residual + at, y, mask=live)
-    y = y.to(tl.float32)
+    kept = (y * PART).to(residual.dtype.element_ty)
+    tl.store(residual + at, kept, mask=live)
+    y = kept.to(tl.float32) * WHOLE
     tl.store(normed + at, (y * w[None, :]).to(normed.dtype.element_ty), mask=live)
     tl.store(squares + n * ROWS + rows, tl.sum(y * y, 1), mask=rows < tokens)
 
@@ -225,8 +227,9 @@ def trunk(
         t = program
         while t < tokens:
             x = tl.load(embed + tl.load(ids + t).to(tl.int64) * HIDDEN + col, mask=within, other=0.0)
-            tl.store(residual + t * HIDDEN + col, x, mask=within)
-            f = x.to(tl.float32)
+            kept = (x.to(tl.float32) * PART).to(residual.dtype.element_ty)
+            tl.store(residual + t * HIDDEN + col, kept, mask=within)
+            f = kept.to(tl.float32) * WHOLE
             tl.store(normed + t * HIDDEN + col, (f * w).to(normed.dtype.element_ty), mask=within)
             part = tl.arange(0, BLOCK // GROWN)
             sums = tl.sum(tl.reshape(f * f, (BLOCK // GROWN, GROWN)), 1)
@@ -238,9 +241,9 @@ def trunk(
     layer = first
     while layer < last:
         row = table + layer * 8
-        w_qkv, q_norm, k_norm = _pointer(row, residual, 0), _pointer(row, residual, 1), _pointer(row, residual, 2)
-        w_o, o_norm, w_gated = _pointer(row, residual, 3), _pointer(row, residual, 4), _pointer(row, residual, 5)
-        w_down, down_norm = _pointer(row, residual, 6), _pointer(row, residual, 7)
+        w_qkv, q_norm, k_norm = _pointer(row, embed, 0), _pointer(row, embed, 1), _pointer(row, embed, 2)
+        w_o, o_norm, w_gated = _pointer(row, embed, 3), _pointer(row, embed, 4), _pointer(row, embed, 5)
+        w_down, down_norm = _pointer(row, embed, 6), _pointer(row, embed, 7)
         if PHASE == -1 or PHASE == 1:
             n = program
             while n < (MIXED + 2 * KV_HEADS * DIM) // QKV:
@@ -301,10 +304,10 @@ def trunk(
             _meet(counter, goal)
         layer += 1
     if PHASE == -1 or PHASE == 6:
-        w = tl.load(_pointer(table + (last - 1) * 8, residual, 7) + col, mask=within, other=0.0).to(tl.float32)
+        w = tl.load(_pointer(table + (last - 1) * 8, embed, 7) + col, mask=within, other=0.0).to(tl.float32)
         t = program
         while t < tokens:
-            f = tl.load(residual + t * HIDDEN + col, mask=within, other=0.0).to(tl.float32)
+            f = tl.load(residual + t * HIDDEN + col, mask=within, other=0.0).to(tl.float32) * WHOLE
             y = f * tl.rsqrt(tl.sum(f * f, 0) / HIDDEN + eps) * w
             tl.store(out + t * HIDDEN + col, y.to(out.dtype.element_ty), mask=within)
             t += PROGRAMS

@@ -15,9 +15,17 @@ from torch import Tensor
 from hortus.rose.kernels.linear import ACTIVATIONS, Linear, LinearFactory
 
 
-def embed(ids: Tensor, word: Tensor) -> Tensor:
-    """Rows of `word` [V, H] for ids [T] -> [T, H]."""
-    return F.embedding(ids, word)
+def residual(x: Tensor) -> Tensor:
+    """x [T, H] as what the blocks of a pre-norm model add to: float32. A device may keep it in a form of its own."""
+    return x.float()
+
+
+def embed_rms_norm(ids: Tensor, word: Tensor, scale: float, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """scale * word[ids] for word [V, H], ids [T] -> (as a residual, [T, H]; normed, [T, H] in word's dtype)."""
+    x = residual(F.embedding(ids, word))
+    if scale != 1.0:
+        x = x * scale
+    return x, _rms_norm(x, weight, eps, word.dtype)
 
 
 def embed_layer_norm(
@@ -49,22 +57,27 @@ def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | N
 
 
 def add_layer_norm_(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """residual += x in place, then LayerNorm(residual) -> [T, H] (pre-norm, ModernBERT)."""
+    """residual += x in place, then LayerNorm(residual) -> [T, H] in x's dtype (pre-norm, ModernBERT)."""
     residual.add_(x)
-    return F.layer_norm(residual, (x.shape[-1],), weight, bias, eps)
+    b = None if bias is None else bias.float()
+    return F.layer_norm(residual, (x.shape[-1],), weight.float(), b, eps).to(x.dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """weight * x / sqrt(mean(x^2) + eps) -> [T, H] (Zhang & Sennrich 2019, arXiv 1910.07467)."""
+    return _rms_norm(x, weight, eps, x.dtype)
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
     f = x.float()
     f = f * torch.rsqrt(f.square().mean(-1, keepdim=True) + eps)
-    return (f * weight.float()).to(x.dtype)
+    return (f * weight.float()).to(dtype)
 
 
 def add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """residual += x in place, then RMSNorm(residual) -> [T, H] (pre-norm, Qwen3)."""
+    """residual += x in place, then RMSNorm(residual) -> [T, H] in x's dtype (pre-norm, Qwen3)."""
     residual.add_(x)
-    return rms_norm(residual, weight, eps)
+    return _rms_norm(residual, weight, eps, x.dtype)
 
 
 def qk_norm_rope_(

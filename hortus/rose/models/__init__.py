@@ -93,6 +93,19 @@ class ShortFactory(Protocol):
         """layers: models.qwen3.Layer, whose weights are kept, not copied. each: what it is held to, layer by layer."""
 
 
+class Attended(Protocol):
+    """(what makes a layer's q, k and v; its input; the step's inputs) -> attention's output, [T, heads d]."""
+
+    @property
+    def most_tokens(self) -> int: ...
+    def __call__(self, layer: Any, x: Any, inputs: Inputs) -> Tensor: ...
+
+
+class AttendedFactory(Protocol):
+    def __call__(self, layers: Sequence[Any], heads: Heads, eps: float) -> Attended | None:
+        """layers: what makes each layer's q, k and v: what ops.turned made."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kit:
     """What a trunk is built from. Chosen by device; a trunk never asks which it was given."""
@@ -106,6 +119,8 @@ class Kit:
     """A way of its own through all post-norm layers for few tokens, where the device has one."""
     short: ShortFactory | None = None
     """The same for Qwen3's."""
+    attended: AttendedFactory | None = None
+    """Rotation and attention as one for few tokens, where the device has that."""
 
 
 class Spec(Protocol):

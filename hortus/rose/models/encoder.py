@@ -152,12 +152,12 @@ class Encoder:
                 x = self._neighbours(embedded, x, positions)
         return x if self._final_norm is None else self._normed(x, self._final_norm)
 
-    def _norms_before(self, residual: Tensor, angles: dict[bool, Any], _: Tensor) -> Tensor:
+    def _norms_before(self, x: Tensor, angles: dict[bool, Any], _: Tensor) -> Tensor:
         """What is added to the residual, which grows in place, and the norm after it are one operation."""
         ops, eps = self._ops, self._spec.eps
         if not self._layers:
-            return self._normed(residual, self._last_norm)
-        x = residual
+            return self._normed(x, self._last_norm)
+        residual = ops.residual(x)
         for n, layer in enumerate(self._layers):
             x = ops.add_layer_norm_(layer.out(self._attend(layer, x, angles)), residual, *layer.mlp_norm, eps)
             last = n + 1 == len(self._layers)

@@ -167,8 +167,8 @@ class Gemma:
     def forward(self, inputs: Inputs) -> Tensor:
         """[T, hidden] after the final norm."""
         ops, eps, h = self._ops, self._spec.eps, self._spec.heads
-        residual = ops.embed(inputs.ids, self._embed) * self._scale  # [T, hidden], grows in place
-        x: Tensor = ops.rms_norm(residual, self._first_norm, eps)
+        x: Tensor  # what a block reads; the residual grows in place
+        residual, x = ops.embed_rms_norm(inputs.ids, self._embed, self._scale, self._first_norm, eps)
         angles = {windowed: rotary.at(inputs.positions) for windowed, rotary in self._rotary.items()}
         for layer in self._layers:
             qkv = layer.qkv(x, angles[layer.windowed])  # [T, (heads + 2 kv_heads) head_dim]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hortus.rose.attention import Heads
 from hortus.rose.kernels.linear import Rows
-from hortus.rose.models import Family, Kit, Short, Weights
+from hortus.rose.models import Attended, Family, Kit, Short, Weights
 from hortus.rose.models.decoder_heads import classifier, language
 from hortus.rose.models.reading import Config
 from hortus.rose.models.rotary import Rope, read_rope, rotary_tables
@@ -153,6 +153,9 @@ class Qwen3:
         norms.append(weights.pop("norm.weight"))
         self._first_norm = norms[0]
         self._layers = [_layer(spec, weights, kit, n, self._rotary, norms[n + 1]) for n in range(spec.layers)]
+        self._attended: Attended | None = None
+        if kit.attended is not None:
+            self._attended = kit.attended([layer.qkv for layer in self._layers], spec.heads, spec.eps)
         self._short: Short | None = None
         if kit.short is not None:
             self._short = kit.short(
@@ -175,14 +178,20 @@ class Qwen3:
     def _each(self, inputs: Inputs) -> Tensor:
         """Layer by layer."""
         ops, eps, h = self._ops, self._spec.eps, self._spec.heads
-        residual = ops.embed(inputs.ids, self._embed)  # [T, hidden], grows in place
-        x: Rows = ops.rms_norm(residual, self._first_norm, eps)
-        angles = self._rotary.at(inputs.positions)
-        for layer in self._layers:
-            qkv = layer.qkv(x, angles)  # [T, (heads + 2 kv_heads) head_dim]
-            q, k, v = torch.split(qkv.view(qkv.shape[0], -1, h.head_dim), [h.heads, h.kv_heads, h.kv_heads], 1)
-            x = layer.o(self._attention.run(q, k, v).flatten(1), residual)
-            x = layer.down(layer.gated(x), residual)
+        x: Rows  # what a block reads; the residual grows in place
+        residual, x = ops.embed_rms_norm(inputs.ids, self._embed, 1.0, self._first_norm, eps)
+        attended = self._attended
+        if attended is not None and inputs.ids.shape[0] <= attended.most_tokens:
+            for layer in self._layers:
+                x = layer.o(attended(layer.qkv, x, inputs), residual)
+                x = layer.down(layer.gated(x), residual)
+        else:
+            angles = self._rotary.at(inputs.positions)
+            for layer in self._layers:
+                qkv = layer.qkv(x, angles)  # [T, (heads + 2 kv_heads) head_dim]
+                q, k, v = torch.split(qkv.view(qkv.shape[0], -1, h.head_dim), [h.heads, h.kv_heads, h.kv_heads], 1)
+                x = layer.o(self._attention.run(q, k, v).flatten(1), residual)
+                x = layer.down(layer.gated(x), residual)
         last: Tensor = x
         return last
 

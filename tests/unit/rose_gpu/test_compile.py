@@ -12,6 +12,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from hortus.rose.kernels import (  # noqa: E402
+    attend,
     dense,
     fused,
     heads,
@@ -29,12 +30,14 @@ pytestmark = pytest.mark.skipif(
 )
 POINTERS = {"ids": "*i32", "positions": "*i32", "types": "*i32", "cu": "*i32", "cos": "*fp32", "sin": "*fp32"}
 POINTERS |= {"values": "*fp8e4nv", "scale": "*fp32", "ends": "*i32", "table": "*i64", "counter": "*i64"}
-POINTERS |= {"squares": "*fp32", "head_squares": "*fp32"}
+POINTERS |= {"squares": "*fp32", "head_squares": "*fp32", "residual": "*fp16"}
 SCALARS = {"eps": "fp32", "n": "i32", "row_stride": "i32", "tokens": "i32", "rows": "i32"}
-SCALARS |= {"score_scale": "fp32", "sequences": "i32", "first": "i32", "last": "i32"}
+SCALARS |= {"score_scale": "fp32", "factor": "fp32", "sequences": "i32", "first": "i32", "last": "i32"}
 NORM = {"WIDTH": 1024, "BLOCK": 1024}
 FOUR = {**NORM, "ROWS": 4}
 ONE = {**NORM, "ROWS": 1}
+HEADS = {"HEADS": 16, "KV_HEADS": 8, "DIM": 128}
+BLOCKS = {"ROWS": attend._ROWS, "KEYS": attend._KEYS, "AHEAD": 64, "STAGES": attend._STAGES}
 
 
 def product(tile, width, depth, *, gated):
@@ -52,7 +55,7 @@ def whole():
 
 KERNELS = {
     "trunk in one": (together.trunk, whole(), short.Cut().warps),
-    "embed": (fused._embed, {**NORM, "EARLY": True}, 4),
+    "embed_rms_norm": (rms._embed_rms_norm, {**NORM, "EARLY": True}, 4),
     "embed_layer_norm": (
         fused._embed_layer_norm,
         {"WIDTH": 384, "BLOCK": 512, "POSITION": True, "TYPE": True, "IDS_OF_TYPE": True, "BIAS": True},
@@ -79,6 +82,17 @@ KERNELS = {
         heads._norm_turn,
         {"Q_HEADS": 16, "ALL_HEADS": 24, "HALF": 64, "HALF_BLOCK": 64, "HEADS": 16, "NORM": True, "EARLY": True},
         4,
+    ),
+    "attend": (attend._attend, {**HEADS, **BLOCKS, "PARTS": 2, "CAUSAL": False, "EARLY": True}, attend._WARPS),
+    "attend without norm": (
+        attend._attend,
+        {**HEADS, **BLOCKS, "PARTS": 0, "CAUSAL": True, "EARLY": True},
+        attend._WARPS,
+    ),
+    "turned product": (
+        attend._turned,
+        {**HEADS, "DEPTH": 1024, "ROWS": 128, "COLS": 64, "STEP": 64, "NORM": True, "EARLY": True},
+        8,
     ),
     "silu_pairs": (dense._silu_pairs, {"BLOCK": 1024, "EARLY": True}, 4),
     "product in parts": (skinny._product, product(skinny.tile(128, 1024, 3072), 1024, 3072, gated=False), 8),
