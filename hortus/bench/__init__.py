@@ -11,9 +11,12 @@ import argparse
 import importlib.util
 import os
 import shutil
+import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,32 +71,58 @@ def about(suite: str, sizes: Sequence[int] = ()) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Entry point of `hortus bench`. 0 done, 1 a target was left out or could not be had, 2 bad usage."""
+    """Entry point of `hortus bench`. 0 done, 1 a target was left out or could not be had, 2 bad usage; 130 or 143 when
+    stopped by Ctrl-C or SIGTERM, after ending all that was started."""
+    from hortus.bench.pace import NoFigureError
+
+    stopped: list[int] = []
+    try:
+        with _stops(stopped):
+            return _main(argv)
+    except (StartError, NoFigureError) as e:
+        print(f"hortus bench: {e}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("hortus bench: stopped", file=sys.stderr)
+        return 128 + (stopped or [signal.SIGINT])[0]
+
+
+@contextmanager
+def _stops(seen: list[int]) -> Iterator[None]:
+    """Inside, SIGTERM ends the run as Ctrl-C does, so that servers and clients that were started end with it."""
+
+    def stop(number: int, frame: object) -> None:
+        seen.append(number)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _main(argv: Sequence[str]) -> int:
     if argv[:1] and argv[0] in PROGRAMS:
         module = importlib.import_module(PROGRAMS[argv[0]][0])
         entry = "readme" if argv[0] == "readme" else "main"
         words = [*argv] if argv[0] in ("http", "grpc") else [*argv[1:]]
-        try:
-            return int(getattr(module, entry)(words) or 0)
-        except StartError as e:
-            print(f"hortus bench: {e}", file=sys.stderr)
-            return 1
+        return int(getattr(module, entry)(words) or 0)
     flags = parser()
     args = flags.parse_args(argv)
     try:
         specs = _specs(args)
     except StartError as e:
         flags.error(str(e))
-    try:
-        return _run(args, specs)
-    except StartError as e:
-        print(f"hortus bench: {e}", file=sys.stderr)
-        return 1
+    return _run(args, specs)
 
 
 def parser() -> argparse.ArgumentParser:
     """The flags of the suites."""
-    from hortus.bench.flags import duration, header, inputs_tokens, text_file, whole, written_file
+    from hortus.bench.flags import at_most, duration, header, inputs_tokens, text_file, whole, written_file
     from hortus.bench.targets import KINDS
 
     def listing(rows: dict[str, str]) -> str:
@@ -123,7 +152,7 @@ def parser() -> argparse.ArgumentParser:
                    help="auto: sentence-transformers (else transformers) in float32; none: the first target")  # fmt: skip
     p.add_argument("--dtype", default="auto", help="as `hortus serve` has it, for all that run here [auto]")
     p.add_argument("--attention", default="auto", help="for `engine` and `hortus` [auto]")
-    p.add_argument("--threads", type=whole, help="CPU threads of each target that runs here [all]")
+    p.add_argument("--threads", type=at_most(1024), metavar="N", help="CPU threads of each target that runs here [all]")
     p.add_argument(
         "--texts", type=text_file, nargs="+", default=[], metavar="FILE", help="plain text to cut inputs from"
     )
@@ -132,8 +161,8 @@ def parser() -> argparse.ArgumentParser:
         "--cases", type=inputs_tokens, nargs="+", default=[(1, 512), (32, 512)], metavar="NxT",
         help="of the suite of that name [1x512 32x512]",
     )  # fmt: skip
-    p.add_argument("--most-clients", type=whole, default=256, metavar="N")
-    p.add_argument("--processes", type=whole, default=4, metavar="N", help="client processes at most [4]")
+    p.add_argument("--most-clients", type=whole, default=256, metavar="N", help="of the suites over HTTP [256]")
+    p.add_argument("--processes", type=at_most(256), default=4, metavar="N", help="client processes at most [4]")
     p.add_argument("--rounds", type=whole, default=5, metavar="N", help="of each case, targets in turn [5]")
     p.add_argument("--seconds", type=duration, default=2.0, metavar="S", help="of each round of each target [2]")
     p.add_argument(
@@ -178,8 +207,8 @@ def _run(args: argparse.Namespace, specs: Sequence[Spec]) -> int:
     from hortus.bench import suites as all_suites
     from hortus.bench.results import append, table
 
+    records: list[Record] = []
     work = Path(tempfile.mkdtemp(prefix="hortus-bench-"))
-    records = []
     try:
         run = _open(args, specs, work)
         try:
@@ -195,8 +224,11 @@ def _run(args: argparse.Namespace, specs: Sequence[Spec]) -> int:
             run.close()
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    print("\n" + table(records))
-    return 1 if run.refused else 0
+        if records:  # also of a run that is cut short
+            print("\n" + table(records), flush=True)
+    if not records:
+        print("nothing was measured", file=sys.stderr)
+    return 1 if run.refused or not records else 0
 
 
 def _open(args: argparse.Namespace, specs: Sequence[Spec], work: Path) -> Run:
@@ -231,15 +263,20 @@ def _open(args: argparse.Namespace, specs: Sequence[Spec], work: Path) -> Run:
             print(f"opening {spec.name} ...", flush=True)
             try:
                 run.targets.append(open_target(spec, setting))
-            except StartError as e:
-                print(f"  LEFT OUT: {e}", flush=True)
-                run.refused[spec.name] = str(e)
+            except Exception as e:  # noqa: BLE001  of a peer's library, anything; the others' figures must not be lost
+                run.refused[spec.name] = str(e) if isinstance(e, StartError) else f"{type(e).__name__}: {e}"
+                print(f"  LEFT OUT: {spec.name}: {run.refused[spec.name]}", flush=True)
         if not run.targets:
             raise StartError("no target is left to measure")
         if args.reference == "auto":
             from hortus.bench.inprocess import reference as exact
 
-            run.reference = exact(setting)
+            try:
+                run.reference = exact(setting)
+            except Exception as e:
+                raise StartError(
+                    f"the reference cannot be loaded ({type(e).__name__}: {e}); --reference none takes the first target"
+                ) from e
         run.hardware = gpu()
         run.dtype = _dtype(args.dtype, run.hardware)
     except BaseException:
@@ -257,4 +294,5 @@ def _dtype(asked: str, gpu: str | None) -> str | None:
 
 if TYPE_CHECKING:
     from hortus.bench.measure import Run
+    from hortus.bench.results import Record
     from hortus.bench.targets import Spec

@@ -9,6 +9,7 @@ import argparse
 import math
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -21,6 +22,17 @@ def whole(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return value
+
+
+def at_most(most: int) -> Callable[[str], int]:
+    """A count of at least 1 and at most so many."""
+
+    def count(text: str) -> int:
+        if (value := whole(text)) > most:
+            raise argparse.ArgumentTypeError(f"{text} is more than {most}, which is the most")
+        return value
+
+    return count
 
 
 def inputs_tokens(text: str) -> tuple[int, int]:
@@ -96,4 +108,9 @@ def header(text: str) -> str:
     """One line of an HTTP request's head, `name: value`."""
     if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[ \t]*[\x21-\x7e\x80-\xff][\x20-\x7e\x80-\xff]*", text):
         raise argparse.ArgumentTypeError(f"{text!r} is no header line; write 'name: value'")
+    if (name := text.partition(":")[0].lower()) in _OWN_HEADERS:
+        raise argparse.ArgumentTypeError(f"{name} is written for each request by itself")
     return text
+
+
+_OWN_HEADERS = ("host", "content-type", "content-length", "transfer-encoding", "connection")

@@ -29,6 +29,7 @@ class InProcess:
     """A Target from one function."""
 
     served = False
+    elsewhere: str | None = None
 
     def __init__(
         self, name: str, about: str, run: Callable[[Inputs], Float32], close: Callable[[], None] = lambda: None
@@ -42,8 +43,17 @@ class InProcess:
     def load(self, requests: Sequence[Inputs], plan: Plan) -> Load:
         assert isinstance(plan, Closed), "in process there is one client, who waits"
         cpu = time.process_time()
-        ms, seconds = timed_calls([lambda r=r: self._run(r) for r in requests], plan.seconds)  # type: ignore[misc]
-        return Load(np.array(ms), seconds, target_cpu_s=time.process_time() - cpu)
+        first: list[Float32] = []
+
+        def kept() -> None:
+            first[:] = [self._run(requests[0])]
+
+        others = [lambda r=r: self._run(r) for r in requests[1:]]
+        ms, seconds = timed_calls([kept, *others], plan.seconds)
+        return Load(np.array(ms), seconds, target_cpu_s=time.process_time() - cpu, answers=(*first,))
+
+    def rows(self, answer: Any) -> Float32:
+        return np.asarray(answer, np.float32)
 
     def close(self) -> None:
         self._close()

@@ -19,7 +19,19 @@ from typing import Any
 import httptools
 import numpy as np
 
-from hortus.bench.pace import BROKEN, PATIENCE_S, Closed, Load, Open, Plan, Seen, checked, drive
+from hortus.bench.pace import (
+    BROKEN,
+    PATIENCE_S,
+    SHORT_BODY,
+    Closed,
+    Load,
+    NoFigureError,
+    Open,
+    Plan,
+    Seen,
+    checked,
+    drive,
+)
 
 
 def http_request(host: str, port: int, path: str, body: bytes, headers: Sequence[str] = ()) -> bytes:
@@ -37,6 +49,13 @@ class _Peer:
         self.sock.setblocking(False)
         self.parser, self.left = httptools.HttpResponseParser(self), memoryview(b"")
         self.complete = self.keep = False
+        self.size, self.body, self.first = 0, bytearray(), False
+        """first: the request on its way is the first of all, whose answer is kept."""
+
+    def on_body(self, data: bytes) -> None:
+        self.size += len(data)
+        if self.first:
+            self.body += data
 
     def on_message_complete(self) -> None:
         self.complete, self.keep = True, self.parser.should_keep_alive()  # the parser forgets it after this call
@@ -79,6 +98,9 @@ class HttpWire:
         )
         self._free: list[_Peer] = []
         self._busy: dict[int, _Peer] = {}
+        self._longest = 0
+        self.answer: bytes | None = None
+        """The last whole answer to the first of the requests."""
 
     def connect(self, count: int) -> None:
         """Open connections before the clock runs."""
@@ -98,7 +120,9 @@ class HttpWire:
 
     def send(self, number: int) -> int:
         peer = self._free.pop() if self._free else self._open()
-        peer.left, peer.complete = memoryview(self._requests[number % len(self._requests)]), False
+        which = number % len(self._requests)
+        peer.left, peer.complete = memoryview(self._requests[which]), False
+        peer.size, peer.body, peer.first = 0, bytearray(), which == 0
         self._busy[peer.sock.fileno()] = peer
         if not peer.write():
             self._selector.modify(peer.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, peer)
@@ -123,7 +147,18 @@ class HttpWire:
                     self._free.remove(peer)
                 self._drop(peer)
             if asked:
-                yield number, status
+                yield number, self._judged(peer, status)
+
+    def _judged(self, peer: _Peer, status: int) -> int:
+        """The status, unless the body says otherwise: all that is asked on one wire has answers of about one length."""
+        if status != 200:
+            return status
+        if peer.size < self._longest / 2:
+            return SHORT_BODY
+        self._longest = max(self._longest, peer.size)
+        if peer.first:
+            self.answer = bytes(peer.body)
+        return status
 
     def close(self) -> None:
         for peer in (*self._free, *self._busy.values()):
@@ -171,7 +206,7 @@ class Clients:
         return process, here
 
     def run(self, jobs: Sequence[Job], tick: Callable[[float], None] | None = None) -> list[Load]:
-        """Run the jobs side by side, begun together; one Load each. RuntimeError when a client failed.
+        """Run the jobs side by side, begun together; one Load each. NoFigureError when a client failed.
 
         tick: called about twice a second with the seconds since the beginning, while clients run.
         """
@@ -202,21 +237,25 @@ class Clients:
             raise
         parts: list[list[Load]] = [[] for _ in jobs]
         for (i, _, _), seen in zip(shares, answers, strict=True):
+            answers_kept = () if seen.answer is None else (seen.answer,)
             parts[i].append(
-                Load(np.array(seen.latencies_ms), seen.seconds, seen.cpu_s, dict(seen.failed), np.array(seen.late_ms))
-            )
+                Load(
+                    np.array(seen.latencies_ms), seen.seconds, seen.cpu_s, dict(seen.failed), np.array(seen.late_ms),
+                    answers=answers_kept,
+                )
+            )  # fmt: skip
         return [Load.join(loads) for loads in parts]
 
 
 def _heard(pipe: Pipe, patience_s: float) -> Any:
     if not pipe.poll(patience_s):
-        raise RuntimeError(f"a client process said nothing for {patience_s:g} s")
+        raise NoFigureError(f"a client process said nothing for {patience_s:g} s")
     try:
         value = pipe.recv()
     except EOFError:
-        raise RuntimeError("a client process ended by itself") from None
+        raise NoFigureError("a client process ended by itself") from None
     if isinstance(value, str):
-        raise RuntimeError(value)
+        raise NoFigureError(value)
     return value
 
 
@@ -236,7 +275,7 @@ def _client(pipe: Pipe) -> None:
                 time.sleep(max(begin - time.perf_counter(), 0))
                 cpu = time.process_time()
                 seen = drive(plan.pace(), wire, lambda: time.perf_counter() - begin)  # noqa: B023
-                seen.cpu_s = time.process_time() - cpu
+                seen.cpu_s, seen.answer = time.process_time() - cpu, wire.answer
             finally:
                 wire.close()
             pipe.send(seen)
@@ -247,7 +286,7 @@ def _client(pipe: Pipe) -> None:
 def closed_loop(
     host: str, port: int, path: str, body: bytes, *, clients: int, seconds: float, processes: int = 1
 ) -> Load:
-    """Run `clients` closed loops over `processes` client processes; RuntimeError when any answer was not 200."""
+    """Run `clients` closed loops over `processes` client processes; NoFigureError when any answer was not 200."""
     request = http_request(host, port, path, body)
     with Clients() as pool:
         [load] = pool.run([Job(host, port, [request], Closed(clients, seconds), processes)])

@@ -1,28 +1,33 @@
 """One run: its targets, and how every case of every suite is warmed up, checked against the reference, and timed.
 
-Nothing is timed before the target's vectors for the very inputs are within 0.1 % cosine of the reference's; a target that
-is further off is left out from there on, and the run ends with an error. Rounds alternate, so drift of the machine hits
-all alike. Does not know what the suites ask for.
+Nothing is timed before the target's vectors for inputs of the case are within 0.1 % cosine of the reference's, and after each
+round the same is asked of an answer that was timed: what is right at first, run eagerly, may be wrong once a graph replays it.
+A target that is further off is left out from there on, and the run ends with an error. Rounds alternate, so drift of the
+machine hits all alike. Does not know what the suites ask for.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 
-from hortus.bench.pace import Closed, Load, Plan
-from hortus.bench.results import Record, cosines, median_p99
+from hortus.bench.pace import Closed, Load, NoFigureError, Plan, told
+from hortus.bench.results import Record, add_line, cosines, median_p99
 from hortus.bench.targets import Setting, Target
 from hortus.bench.texts import Corpus, Inputs
+from hortus.errors import StartError
 from hortus.types import Float32
 
 T = TypeVar("T", bound=Target)
+V = TypeVar("V")
+P = ParamSpec("P")
 LEAST_COSINE, LEAST_COSINE_FP8 = 0.999, 0.975
 """To the reference, in the check before anything is timed. For fp8: docs/decisions/012-fp8.md."""
 WARM_CALLS, WARM_S = 4, 1.0
@@ -83,6 +88,8 @@ class Run:
     """Every latency goes to this file, a JSON line a round."""
     refused: dict[str, str] = field(default_factory=dict)
     _cosine: dict[str, float] = field(default_factory=dict)
+    _want: tuple[Inputs, Float32] | None = None
+    """The inputs last held against the reference, and what it made of them."""
 
     @property
     def longest(self) -> int:
@@ -97,16 +104,17 @@ class Run:
 
     def turn(self, targets: Sequence[T], number: int) -> list[T]:
         """The targets in another order each round."""
-        at = number % len(targets)
+        at = number % max(len(targets), 1)
         return [*targets[at:], *targets[:at]]
 
     def ready(self, requests: Sequence[Inputs], *, served: bool = False) -> list[Target]:
         """The targets that may be timed on these requests: warmed up, and right. Those that are not are left out for good."""
+        asked = [t for t in self.targets if t.served or not served]
+        if not asked:
+            return []
         want: Float32 | None = self.reference.vectors(requests[0]) if self.reference else None
         good = []
-        for t in [*self.targets]:
-            if served and not t.served:
-                continue
+        for t in asked:
             begin = 0.0
             try:
                 for i in range(WARM_CALLS):
@@ -117,19 +125,55 @@ class Run:
                     rows = t.vectors(requests[0 if i == 0 else i % len(requests)])
                     if i == 0:
                         want = rows if want is None else want
-                        self._cosine[t.name] = _least_cosine(rows, want)
+                        self.hold(t, rows, want)
             except Exception as e:  # noqa: BLE001  whatever a target does, the others' figures must not be lost
-                self._leave_out(t, f"it failed at {_size(requests[0])}: {e}")
-                continue
-            least = LEAST_COSINE_FP8 if self.setting.dtype == "fp8" else LEAST_COSINE
-            if not self._cosine[t.name] >= least:  # NaN as well
-                why = (
-                    f"cosine {self._cosine[t.name]:.5f} to the reference at {_size(requests[0])}, least wanted {least}"
-                )
-                self._leave_out(t, why)
+                self.failed(t, _size(requests[0]), e)
                 continue
             good.append(t)
+        if want is not None:
+            self._want = (requests[0], want)
         return good
+
+    def hold(self, target: Target, rows: Float32, want: Float32) -> None:
+        """NoFigureError unless every vector is as near to the one that is wanted as it must be."""
+        if rows.shape != want.shape:
+            raise NoFigureError(f"vectors of shape {rows.shape}, the reference has {want.shape}")
+        cosine = float(cosines(rows, want).min())
+        least = LEAST_COSINE_FP8 if self.setting.dtype == "fp8" else LEAST_COSINE
+        if not cosine >= least:  # NaN as well
+            raise NoFigureError(f"cosine {cosine:.5f} to the reference, least wanted {least}")
+        self._cosine[target.name] = cosine
+
+    def still_right(self, target: Target, requests: Sequence[Inputs], load: Load) -> Load:
+        """The load, if answers that it timed are as right as those before it. NoFigureError otherwise."""
+        if load.answers and (self._want is None or self._want[0] is not requests[0]):
+            self._want = (requests[0], self.truth(requests[0]))
+        for answer in load.answers:
+            assert self._want is not None
+            try:
+                self.hold(target, target.rows(answer), self._want[1])
+            except Exception as e:
+                raise NoFigureError(f"an answer while it was timed: {e}") from e
+        return load
+
+    def attempt(self, target: Target, what: str, call: Callable[P, V], *args: P.args, **kwargs: P.kwargs) -> V | None:
+        """What the call returns. None when it fails: the target is left out, and the others go on."""
+        try:
+            return call(*args, **kwargs)
+        except Exception as e:  # noqa: BLE001  whatever a target does, the others' figures must not be lost
+            self.failed(target, what, e)
+            return None
+
+    def failed(self, target: Target, what: str, e: Exception) -> None:
+        """Leave the target out, and say why."""
+        words = str(e) if isinstance(e, NoFigureError | StartError) else f"{type(e).__name__}: {e}"
+        self._leave_out(target, f"at {what}: {words}")
+
+    def passed_over(self, suite: str) -> None:
+        """Say of which targets a suite over HTTP asks nothing."""
+        for t in self.targets:
+            if not t.served:
+                print(f"  {suite}: {t.name} is no server; passed over", flush=True)
 
     def _leave_out(self, target: Target, why: str) -> None:
         print(f"  LEFT OUT: {target.name}: {why}", flush=True)
@@ -137,19 +181,19 @@ class Run:
         self.targets.remove(target)
         target.close()
 
-    def cosines(self, rows: Float32, inputs: Inputs) -> Float32:
-        """[inputs] cosine to the reference's rows, or the first target's."""
-        return cosines(rows, (self.reference or self.targets[0]).vectors(inputs))
+    def truth(self, inputs: Inputs) -> Float32:
+        """[inputs, width] the reference's rows, or the first target's."""
+        return (self.reference or self.targets[0]).vectors(inputs)
 
     def timed(self, target: Target, requests: Sequence[Inputs], plan: Plan) -> Load:
-        return self.keep(f"{plan}", target, target.load(requests, plan))
+        """A load whose answers are right. NoFigureError."""
+        return self.keep(f"{plan}", target, self.still_right(target, requests, target.load(requests, plan)))
 
     def keep(self, what: str, target: Target, load: Load) -> Load:
         """The load, its latencies written out when --raw asks for them."""
         if self.raw:
             line = {"case": what, "target": target.name, "ms": [round(float(x), 4) for x in load.latencies_ms]}
-            with self.raw.open("a") as f:
-                f.write(json.dumps(line) + "\n")
+            add_line(self.raw, json.dumps(line))
         return load
 
     def case(self, suite: str, batch: int, tokens: int, clients: int, *, served: bool = False) -> list[Record]:
@@ -158,18 +202,15 @@ class Run:
         targets = self.ready(requests, served=served)
         loads: dict[str, list[Load]] = {t.name: [] for t in targets}
         for number in range(-1, self.rounds):  # round -1 is not counted: graphs of larger steps, grown pools
-            for t in self.turn(targets, number) if targets else []:
+            for t in self.turn(targets, number):
                 n = clients if t.served else 1
-                if number < 0 and n == 1:
-                    continue
-                try:
-                    if number < 0:
-                        t.load(requests, Closed(n, min(1.0, self.seconds / 2)))
-                    else:
-                        loads[t.name].append(self.timed(t, requests, Closed(n, self.seconds)))
-                except RuntimeError as e:
-                    self._leave_out(t, f"it failed at {_size(requests[0])} from {n} clients: {e}")
-                    targets = [x for x in targets if x is not t]
+                what = f"{_size(requests[0])} from {n} clients"
+                if number >= 0:
+                    load = self.attempt(t, what, self.timed, t, requests, Closed(n, self.seconds))
+                    loads[t.name] += [load] if load else []
+                elif n > 1:
+                    self.attempt(t, what, t.load, requests, Closed(n, min(1.0, self.seconds / 2)))
+            targets = [t for t in targets if t in self.targets]
         records = []
         for t in targets:
             record = self.record(suite, t, summary(loads[t.name]), batch, tokens, clients if t.served else 1)
@@ -184,7 +225,7 @@ class Run:
         size = f"{record.batch or '-'} x {record.tokens or '-'}"
         print(
             f"  {record.suite:<11} {record.target:<22} {size:>9}, {record.clients or '-':>3} clients "
-            f"{record.median_ms or 0:10.3f} ms, p99 {record.p99_ms or 0:10.3f}, {record.tokens_per_s or 0:>9,.0f} tokens/s",
+            f"{_told(record.median_ms)} ms, p99 {_told(record.p99_ms)}, {_told(record.tokens_per_s, 9, 0)} tokens/s",
             flush=True,
         )
         return record
@@ -197,9 +238,7 @@ class Run:
         if s.spread is not None:
             notes.append(f"rounds' medians within {s.spread:.0%}")
         if s.failed:
-            notes.append(
-                "not answered with 200: " + ", ".join(f"{n} x {_STATUS.get(k, k)}" for k, n in s.failed.items())
-            )
+            notes.append(f"not answered with 200: {told(s.failed)}")
         record = Record(
             suite=suite, target=target.name, model=self.setting.folder.name, dtype=self.dtype, batch=batch, tokens=tokens,
             clients=clients, median_ms=s.median_ms, p99_ms=s.p99_ms, requests_per_s=s.requests_per_s,
@@ -212,21 +251,22 @@ class Run:
             record.client_cores = s.client_cores
         if self.hardware:
             record.hardware = self.hardware
+        if target.elsewhere:  # what a server that was not started here computes in, and on what, it does not say
+            record.dtype = None
+            if target.elsewhere not in ("127.0.0.1", "localhost", "::1"):
+                record.hardware = f"that of {target.elsewhere}, asked from {record.hardware}"
         return record
 
     def close(self) -> None:
-        for t in [*self.targets, *([self.reference] if self.reference else [])]:
-            t.close()
-        self.setting.clients.close()
+        with ExitStack() as closing:  # each, whatever becomes of the others
+            for t in [*self.targets, *([self.reference] if self.reference else [])]:
+                closing.callback(t.close)
+            closing.callback(self.setting.clients.close)
 
 
-_STATUS = {0: "a broken connection", -1: "no answer"}
-
-
-def _least_cosine(rows: Float32, want: Float32) -> float:
-    if rows.shape != want.shape:
-        raise ValueError(f"vectors of shape {rows.shape}, the reference has {want.shape}")
-    return float(cosines(rows, want).min())
+def _told(value: float | None, width: int = 10, digits: int = 3) -> str:
+    """A figure for the line of a case; what was not measured is no 0."""
+    return f"{'-':>{width}}" if value is None else f"{value:{width},.{digits}f}"
 
 
 def _size(inputs: Inputs) -> str:

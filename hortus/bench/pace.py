@@ -20,6 +20,13 @@ BROKEN = 0
 """Status of a request whose connection ended before its answer."""
 UNANSWERED = -1
 """Status of an open loop's request that had no answer when the run was over."""
+SHORT_BODY = -2
+"""Status of an answer with 200 that is less than half as long as others: no vectors can be in it."""
+
+
+class NoFigureError(RuntimeError):
+    """A load that gives no figure: what went wrong, in words for people."""
+
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -152,6 +159,8 @@ class Seen:
     """Other answers, by status."""
     seconds: float = 0.0
     cpu_s: float = 0.0
+    answer: bytes | None = None
+    """The last whole answer to the first of the requests."""
 
 
 def drive(pace: Pace, wire: Wire, clock: Callable[[], float]) -> Seen:
@@ -211,6 +220,8 @@ class Load:
     late_ms: Floats = field(default_factory=lambda: np.zeros(0))
     target_cpu_s: float | None = None
     """Processor seconds the target used, where that can be told."""
+    answers: tuple[Any, ...] = ()
+    """The last answer to the first request that each client got, as the target knows to read it."""
 
     @property
     def requests_per_s(self) -> float:
@@ -232,13 +243,20 @@ class Load:
             dict(failed),
             np.concatenate([load.late_ms for load in loads]),
             sum(cpu) if len(cpu) == len(loads) else None,
+            tuple(a for load in loads for a in load.answers),
         )
 
 
 def checked(load: Load) -> Load:
-    """The load of a closed loop, where every request must have been answered with 200. RuntimeError otherwise."""
+    """The load of a closed loop, where every request must have been answered with 200. NoFigureError otherwise."""
     if load.failed or not len(load.latencies_ms):
-        raise RuntimeError(
-            f"the server answered {load.failed or 'nothing'} beside {len(load.latencies_ms)} good answers"
-        )
+        raise NoFigureError(f"{told(load.failed) or 'no answer'} beside {len(load.latencies_ms)} good answers")
     return load
+
+
+_STATUS = {BROKEN: "a broken connection", UNANSWERED: "no answer", SHORT_BODY: "200 with too short a body"}
+
+
+def told(failed: dict[int, int]) -> str:
+    """`Load.failed` for people. Pure."""
+    return ", ".join(f"{n} x {_STATUS.get(status, status)}" for status, n in failed.items())

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from hortus.cores import usable_cores
+from hortus.errors import StartError
 from hortus.types import Float32
 
 
@@ -116,12 +117,23 @@ _OPTIONAL = ("offered_per_s", "client_cores", "cpu_ms", "cosine", "at_s", "hit_r
 
 
 def append(path: Path, records: Sequence[Record]) -> None:
-    """Add records to a JSON-lines file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as f:
-        for r in records:
-            row = {k: round(v, 6 if k == "cosine" else 4) if isinstance(v, float) else v for k, v in asdict(r).items()}
-            f.write(json.dumps({k: v for k, v in row.items() if v is not None or k not in _OPTIONAL}) + "\n")
+    """Add records to a JSON-lines file. StartError names the file that cannot be written."""
+    lines = []
+    for r in records:
+        row = {k: round(v, 6 if k == "cosine" else 4) if isinstance(v, float) else v for k, v in asdict(r).items()}
+        lines.append(json.dumps({k: v for k, v in row.items() if v is not None or k not in _OPTIONAL}))
+    if lines:
+        add_line(path, "\n".join(lines))
+
+
+def add_line(path: Path, text: str) -> None:
+    """Append to a file of lines, made with the folders above it. StartError names the one that cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as f:
+            f.write(text + "\n")
+    except OSError as e:
+        raise StartError(f"{path} cannot be written: {e.strerror or e}") from None
 
 
 def read(paths: Sequence[Path]) -> list[Record]:

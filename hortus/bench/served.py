@@ -16,9 +16,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,14 @@ import numpy as np
 
 from hortus.bench import ENVIRON
 from hortus.bench.load import Job, http_request
-from hortus.bench.pace import Closed, Load, Plan, checked
+from hortus.bench.pace import PATIENCE_S, Closed, Load, NoFigureError, Plan, checked
 from hortus.bench.targets import Setting, Spec
 from hortus.bench.texts import Inputs
 from hortus.errors import StartError
 from hortus.types import Float32
+
+FIRST_PATIENCE_S = 300.0
+"""For an answer that is not timed: a server may compile kernels for the first of a size."""
 
 # Routes: how a request is written and an answer read. Pure.
 
@@ -58,9 +62,15 @@ def openai_route(base: str, model: str, form: str) -> Route:
 
 
 def openai_rows(answer: bytes) -> Float32:
-    """[inputs, width] of an answer in OpenAI's shape, floats or base64, put in the order of `index`."""
-    data = sorted(json.loads(answer)["data"], key=lambda d: d["index"])
-    return np.stack([_vector(d["embedding"]) for d in data])
+    """[inputs, width] of an answer in OpenAI's shape, floats or base64, put in the order of `index`. ValueError."""
+    try:
+        data = sorted(json.loads(answer)["data"], key=lambda d: d["index"])
+        rows = np.stack([_vector(d["embedding"]) for d in data])
+    except (ValueError, KeyError, TypeError) as e:
+        raise ValueError(f"no answer in OpenAI's shape ({type(e).__name__}: {e}): {answer[:200]!r}") from None
+    if (found := [d["index"] for d in data]) != list(range(len(data))):
+        raise ValueError(f"the indices of the answer are {found[:5]}..., not each of 0 to {len(data) - 1} once")
+    return rows
 
 
 def _vector(value: Any) -> Float32:
@@ -71,10 +81,17 @@ def _vector(value: Any) -> Float32:
 
 def tei_route(base: str) -> Route:
     """Text Embeddings Inference's own /embed."""
+
+    def rows(answer: bytes) -> Float32:
+        try:
+            return np.array(json.loads(answer), np.float32)
+        except (ValueError, TypeError) as e:
+            raise ValueError(f"no answer in TEI's shape ({e}): {answer[:200]!r}") from None
+
     return Route(
         base + "/embed",
         lambda texts: json.dumps({"inputs": list(texts), "truncate": True}).encode(),
-        lambda answer: np.array(json.loads(answer), np.float32),
+        rows,
         "TEI's /embed",
     )
 
@@ -88,6 +105,7 @@ class Served:
         self.name, self.host, self.port, self.opened_s = name, host, port, 0.0
         self.setting, self._closing = setting, closing or ExitStack()
         self.running: Running | None = None
+        self.elsewhere: str | None = None if closing else host
         self.route: Route
         self.about = ""
 
@@ -96,20 +114,46 @@ class Served:
         return self
 
     def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-        """(status, body) of one exchange, for what is not timed."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=300)
-        headers = dict(line.split(":", 1) for line in self.setting.headers)
+        """(status, body) of one exchange, for what is not timed. NoFigureError when there is no whole answer in time."""
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE_S)
+        headers = {"content-type": "application/json"} | dict(line.split(":", 1) for line in self.setting.headers)
+        expired = threading.Event()
+
+        def give_up() -> None:
+            expired.set()
+            if connection.sock:
+                connection.sock.shutdown(socket.SHUT_RDWR)
+
+        # A socket's own limit starts again with each byte. The first answers may wait for kernels to be compiled.
+        patience_s = FIRST_PATIENCE_S if body else PATIENCE_S
+        timer = threading.Timer(patience_s, give_up)
         try:
-            connection.request(method, path, body, {"content-type": "application/json", **headers})
+            connection.connect()
+        except OSError as e:
+            raise NoFigureError(f"nothing answers at {self.host}:{self.port} ({e})") from None
+        try:
+            assert connection.sock
+            connection.sock.settimeout(patience_s + 1)
+            timer.start()
+            connection.request(method, path, body, headers)
             answer = connection.getresponse()
             return answer.status, answer.read()
+        except (OSError, http.client.HTTPException) as e:
+            where = f"{self.host}:{self.port}{path}"
+            if expired.is_set():
+                raise NoFigureError(f"no whole answer from {where} within {patience_s:g} s") from None
+            raise NoFigureError(f"no whole answer from {where} ({type(e).__name__}: {e})") from None
         finally:
+            timer.cancel()
             connection.close()
 
     def vectors(self, inputs: Inputs) -> Float32:
         status, answer = self.ask("POST", self.route.path, self.route.body(inputs.texts))
         if status != 200:
-            raise RuntimeError(f"{self.name} answered {status}: {answer[:300]!r}")
+            raise NoFigureError(f"{self.name} answered {status}: {answer[:300]!r}")
+        return self.route.rows(answer)
+
+    def rows(self, answer: bytes) -> Float32:
         return self.route.rows(answer)
 
     def job(self, requests: Sequence[Inputs], plan: Plan) -> Job:
@@ -147,7 +191,7 @@ def make(spec: Spec, setting: Setting) -> Served:
         url = urlsplit(spec.where)
         target = Served(spec.name, url.hostname or "127.0.0.1", url.port or 80, setting)
         base = url.path.rstrip("/")
-        return target.use(tei_route(base)) if spec.kind == "tei" else _openai(target, base)
+        return _tei(target, base) if spec.kind == "tei" else _openai(target, base)
     closing = ExitStack()
     try:
         if spec.kind == "serve":
@@ -173,27 +217,49 @@ def make(spec: Spec, setting: Setting) -> Served:
 def _openai(target: Served, base: str, running: Running | None = None) -> Served:
     """The model's name from /models, and base64 where the server has it, for all that it saves its clients."""
     for path in [base] if base else ["/v1", ""]:
-        try:
-            status, answer = target.ask("GET", path + "/models")
-        except OSError as e:
-            raise StartError(f"{target.name}: nothing answers at {target.host}:{target.port} ({e})") from None
+        status, answer = _asked(target, "GET", path + "/models")
         if status == 200:
             break
     else:
-        raise StartError(f"{target.name}: {path}/models answered {status}: {answer[:200]!r}")
-    model = json.loads(answer)["data"][0]["id"]
+        raise StartError(f"{path}/models answered {status}: {answer[:200]!r}")
+    try:
+        models = [str(model["id"]) for model in json.loads(answer)["data"]]
+    except (ValueError, KeyError, TypeError):
+        models = []
+    if not models:
+        raise StartError(f"{path}/models lists no model: {answer[:200]!r}")
+    name = target.setting.folder.name
+    model = name if name in models else models[0]
     route = openai_route(path, model, "base64")
-    status, answer = target.ask("POST", route.path, route.body(["a"]))
+    status, answer = _asked(target, "POST", route.path, route.body(["a"]))
     if status != 200:
         route = openai_route(path, model, "float")
-        status, answer = target.ask("POST", route.path, route.body(["a"]))
+        status, answer = _asked(target, "POST", route.path, route.body(["a"]))
     if status != 200:
-        raise StartError(f"{target.name}: {route.path} answered {status}: {answer[:300]!r}")
+        raise StartError(f"{route.path} answered {status}: {answer[:300]!r}")
     target.running = running
     return target.use(route)
 
 
+def _tei(target: Served, base: str) -> Served:
+    route = tei_route(base)
+    status, answer = _asked(target, "POST", route.path, route.body(["a"]))
+    if status != 200:
+        raise StartError(f"{route.path} answered {status}: {answer[:300]!r}")
+    return target.use(route)
+
+
+def _asked(target: Served, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+    try:
+        return target.ask(method, path, body)
+    except NoFigureError as e:
+        raise StartError(str(e)) from None
+
+
 # Servers started here.
+
+STOP_S = 40.0
+"""From SIGTERM until a server is killed."""
 
 PEER_ENVIRON = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0"}
 
@@ -227,14 +293,10 @@ def started(
     cores: Collection[int] = (),
 ) -> Iterator[Running]:
     """A server process, ready; SIGTERM at the end. port: None when it tells it itself, as Hortus does. cores: those that it and
-    all under it run on; none: any. RuntimeError."""
+    all under it run on; none: any. StartError."""
     clean = {k: v for k, v in ENVIRON.items() if not k.startswith("HORTUS_")}
     with tempfile.TemporaryFile() as log:
-        try:
-            with bound(cores):
-                process = subprocess.Popen(words, stdout=log, stderr=log, env=clean | (environ or {}))
-        except OSError as e:
-            raise StartError(f"{words[0]} cannot be started: {e}") from None
+        process: subprocess.Popen[bytes] | None = None
 
         def told() -> str:
             log.seek(0)
@@ -245,19 +307,68 @@ def started(
             return int(match[1]) if match else port
 
         try:
+            with unbroken(), bound(cores):
+                # A group of its own: what it starts can be ended with it, and Ctrl-C reaches it through us, in order.
+                try:
+                    process = subprocess.Popen(
+                        words,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        env=clean | (environ or {}),
+                        process_group=0,
+                    )
+                except OSError as e:
+                    raise StartError(f"{words[0]} cannot be started: {e}") from None
             end = time.monotonic() + ready_s
-            while not (at := found()) or not _ready(at, "/ready" if port is None else "/health"):
-                if process.poll() is not None or time.monotonic() > end:
-                    raise StartError(f"the server did not start ({shlex.join(words)}):\n{told()[-3000:]}")
-                time.sleep(0.05)
+            ready = False
+            while not ready:
+                at = found()
+                ready = at is not None and _ready(at, "/ready" if port is None else "/health")
+                if process.poll() is not None:  # also when another server answers on that port
+                    raise StartError(f"the server ended by itself ({shlex.join(words)}):\n{told()[-3000:]}")
+                if not ready and time.monotonic() > end:
+                    raise StartError(
+                        f"the server was not ready in {ready_s:g} s ({shlex.join(words)}):\n{told()[-3000:]}"
+                    )
+                time.sleep(0 if ready else 0.05)
+            assert at
             yield Running(at, process.pid)
         finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(40)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            if process is not None:
+                _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM; after STOP_S, or a second Ctrl-C, the end. What it started and left behind ends with it."""
+    try:
+        process.send_signal(signal.SIGTERM)
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@contextmanager
+def unbroken() -> Iterator[None]:
+    """Inside, Ctrl-C and SIGTERM wait: who starts a process must have it in hand before it can be stopped with it."""
+    waiting: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {
+        n: signal.signal(n, lambda number, frame: waiting.append(number)) for n in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        for number in waiting:
+            signal.raise_signal(number)
 
 
 @contextmanager

@@ -11,12 +11,13 @@ import numpy as np
 
 from hortus.bench import SIZES
 from hortus.bench.measure import Run, summary
-from hortus.bench.pace import Closed, Load, Open
+from hortus.bench.pace import Closed, Load, NoFigureError, Open, checked
 from hortus.bench.results import Record, cosines
 from hortus.bench.served import Served
-from hortus.bench.targets import timed_calls
+from hortus.bench.targets import Target, timed_calls
 from hortus.bench.texts import Inputs
 from hortus.errors import StartError
+from hortus.types import Float32
 
 SCORED = (5, 25, 50)
 CLIENTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -58,6 +59,7 @@ def cases(run: Run) -> list[Record]:
 def concurrency(run: Run) -> list[Record]:
     """1 to 256 clients with an input of 128 tokens each, over HTTP."""
     [tokens] = sizes(run, "concurrency")
+    run.passed_over("concurrency")
     return [r for n in run.clients(CLIENTS) for r in run.case("concurrency", 1, tokens, n, served=True)]
 
 
@@ -70,20 +72,29 @@ def short(run: Run) -> list[Record]:
 def arrivals(run: Run) -> list[Record]:
     """Queries of 16 tokens that arrive by chance (Poisson): latency against offered load, from when each was due."""
     requests = run.corpus.several(1, SHORT, 64)
-    targets = run.ready(requests, served=True)
+    run.passed_over("arrivals")
+    ready = run.ready(requests, served=True)
+    full_rate = Closed(max(run.clients((64,))), run.seconds)
+    # One scale for all, so that targets compare at the same load: the most that any of them answers.
+    tried = [
+        run.attempt(t, f"16 tokens from {full_rate.clients} clients", run.timed, t, requests, full_rate) for t in ready
+    ]
+    targets = [t for t in ready if t in run.targets]
     if not targets:
         return []
-    # One scale for all, so that targets compare at the same load: the most that any of them answers.
-    most = max(run.timed(t, requests, Closed(max(run.clients((64,))), run.seconds)).requests_per_s for t in targets)
+    most = max(load.requests_per_s for load in tried if load)
     loads: dict[tuple[str, float], list[Load]] = {}
     full: set[str] = set()
     for share in OFFERED:
         for turn in range(run.rounds):
             for target in run.turn(targets, turn):
-                if target.name in full:
+                if target.name in full or target not in run.targets:
                     continue
                 plan = Open(share * most, run.seconds, seed=turn)
-                loads.setdefault((target.name, share), []).append(run.timed(target, requests, plan))
+                load = run.attempt(target, f"{plan.rate:.1f} requests/s by chance", run.timed, target, requests, plan)
+                if load:
+                    loads.setdefault((target.name, share), []).append(load)
+        targets = [t for t in targets if t in run.targets]
         for target in targets:  # a higher load would only lengthen its queue
             if target.name not in full and _full(loads[target.name, share], run.seconds):
                 full.add(target.name)
@@ -104,6 +115,8 @@ def arrivals(run: Run) -> list[Record]:
 
 def _full(rounds: list[Load], seconds: float) -> bool:
     """Fewer than nine tenths of what arrived a second was answered a second."""
+    if not seconds:
+        return False
     arrived = sum(len(x.latencies_ms) + sum(x.failed.values()) for x in rounds) / (seconds * len(rounds))
     return sum(len(x.latencies_ms) for x in rounds) / sum(x.seconds for x in rounds) < 0.9 * arrived
 
@@ -112,23 +125,32 @@ def mixed(run: Run) -> list[Record]:
     """Short queries by chance while an index is built: their latency without and with the bulk load, and what bulk gets."""
     [long] = sizes(run, "mixed")
     queries, bulk = run.corpus.several(1, SHORT, 64), run.corpus.several(64, long, 3)
-    targets = [t for t in run.ready(queries, served=True) if isinstance(t, Served)]
-    targets = [t for t in targets if t in run.ready(bulk, served=True)]
+    run.passed_over("mixed")
+    run.ready(queries, served=True)
+    ready = [t for t in run.ready(bulk, served=True) if isinstance(t, Served)]
+    one = Closed(1, run.seconds / 2)
+    tried = [run.attempt(t, "16 tokens from one client", run.timed, t, queries, one) for t in ready]
+    targets = [t for t in ready if t in run.targets]
     if not targets:
         return []
     # A fifth of what the slowest answers to one client, so that queries alone are no load for any.
-    rate = 0.2 * min(run.timed(t, queries, Closed(1, run.seconds / 2)).requests_per_s for t in targets)
+    rate = 0.2 * min(load.requests_per_s for load in tried if load)
     quiet: dict[str, list[Load]] = {t.name: [] for t in targets}
     busy: dict[str, list[Load]] = {t.name: [] for t in targets}
     index: dict[str, list[Load]] = {t.name: [] for t in targets}
+
+    def round_of(t: Served, plan: Open) -> None:
+        alone = run.timed(t, queries, plan)
+        both = run.setting.clients.run([t.job(queries, plan), t.job(bulk, Closed(2, plan.seconds))])
+        beside, built = run.still_right(t, queries, both[0]), run.still_right(t, bulk, checked(both[1]))
+        quiet[t.name].append(alone)
+        busy[t.name].append(run.keep("mixed busy", t, beside))
+        index[t.name].append(run.keep("mixed bulk", t, built))
+
     for turn in range(run.rounds):
         for t in run.turn(targets, turn):
-            plan = Open(rate, run.seconds, seed=turn)
-            quiet[t.name].append(run.timed(t, queries, plan))
-            few = t.job(queries, plan)
-            seen, built = run.setting.clients.run([few, t.job(bulk, Closed(2, run.seconds))])
-            busy[t.name].append(run.keep("mixed busy", t, seen))
-            index[t.name].append(built)
+            run.attempt(t, "queries beside an index", round_of, t, Open(rate, run.seconds, seed=turn))
+        targets = [t for t in targets if t in run.targets]
     records = []
     for t in targets:
         for note, rounds in (("queries alone", quiet), ("queries beside 2 bulk clients", busy)):
@@ -142,7 +164,10 @@ def mixed(run: Run) -> list[Record]:
 
 
 def start(run: Run) -> list[Record]:
-    """From starting a target to its being ready; then the first, second and third answer of a size, and later ones."""
+    """From starting a target to its being ready; then the first, second and third answer of a size, and later ones.
+
+    A first answer has nothing before it, so what is timed here is held against the reference afterwards.
+    """
     records = []
     for t in run.targets:
         if t.opened_s:
@@ -150,13 +175,27 @@ def start(run: Run) -> list[Record]:
             records.append(run.tell(_once(record)))
     for tokens in sizes(run, "start"):
         requests = run.corpus.several(1, tokens, 13)
-        for t in run.targets:
-            ms = [timed_calls([lambda t=t, r=r: t.vectors(r)], 0)[0][0] for r in requests]  # type: ignore[misc]
+        what = f"the first answers of {tokens} tokens"
+        hits = {t: run.attempt(t, what, _hits, t, requests) for t in [*run.targets]}
+        wants = [run.truth(r) for r in requests if run.targets]
+        for t in [*run.targets]:
+            ms, rows = hits[t] or ([], [])
+            for got, want in zip(rows, wants, strict=True):
+                if t in run.targets:
+                    run.attempt(t, what, run.hold, t, got, want)
             for name, part in (("first", ms[:1]), ("second", ms[1:2]), ("third", ms[2:3]), ("later", ms[3:])):
-                record = run.record("first-hit", t, summary([Load(np.array(part), sum(part) / 1000)]), 1, tokens)
-                record.note = f"{name}; {t.about}"
-                records.append(run.tell(_once(record)))
-    return records
+                if t in run.targets:
+                    record = run.record("first-hit", t, summary([Load(np.array(part), sum(part) / 1000)]), 1, tokens)
+                    record.note = f"{name}; {t.about}"
+                    records.append(run.tell(_once(record)))
+    return [r for r in records if r.target not in run.refused]
+
+
+def _hits(target: Target, requests: list[Inputs]) -> tuple[list[float], list[Float32]]:
+    """(milliseconds, vectors) of each request, asked once."""
+    rows: list[Float32] = []
+    ms = [timed_calls([lambda r=r: rows.append(target.vectors(r))], 0)[0][0] for r in requests]  # type: ignore[misc]
+    return ms, rows
 
 
 def _once(record: Record) -> Record:
@@ -170,11 +209,11 @@ def graphs(run: Run) -> list[Record]:
     lengths = np.random.default_rng(0).integers(8, 1 + min(512, run.longest), 200)
     requests = [run.corpus.inputs(1, int(n)) for n in lengths]
     records = []
-    for t in run.targets:
-        if not isinstance(t, Served) or not sum((t.graph_steps() or {}).values()):
+    for t in [*run.targets]:
+        if not isinstance(t, Served) or not sum((run.attempt(t, "/metrics", t.graph_steps) or {}).values()):
             print(f"  graphs: {t.name} counts no graph steps; passed over", flush=True)
             continue
-        records += graph_records(run, t, requests)
+        records += run.attempt(t, "graphs", graph_records, run, t, requests) or []
     return records
 
 
@@ -193,7 +232,8 @@ def graph_records(run: Run, target: Served, requests: list[Inputs]) -> list[Reco
             records.append(record)
         before = now
 
-    run.setting.clients.run([target.job(requests, Closed(4, run.seconds * run.rounds))], tick)
+    [load] = run.setting.clients.run([target.job(requests, Closed(4, run.seconds * run.rounds))], tick)
+    run.still_right(target, requests, checked(load))
     return records
 
 
@@ -202,15 +242,24 @@ def parity(run: Run) -> list[Record]:
     rng = np.random.default_rng(1)
     texts = [run.corpus.exact(int(n)) for n in rng.integers(8, 1 + min(256, run.longest), 200)]
     together, alone = run.corpus.of(texts), [run.corpus.of([t]) for t in texts[:50]]
-    records = []
-    for t in run.targets:
+    records: list[Record] = []
+    if not run.targets:
+        return records
+    want = run.truth(together)
+    for t in [*run.targets]:
         try:
             rows, single = t.vectors(together), np.concatenate([t.vectors(x) for x in alone])
         except StartError as e:
             print(f"  parity: {e}; passed over", flush=True)
             continue
+        except Exception as e:  # noqa: BLE001  whatever a target does, the others' figures must not be lost
+            run.failed(t, "parity", e)
+            continue
+        if rows.shape != want.shape or single.shape != want[:50].shape:
+            run.failed(t, "parity", NoFigureError(f"vectors of shape {rows.shape}, the reference has {want.shape}"))
+            continue
         record = run.record("parity", t, summary([Load(np.zeros(0), 0.0)]), len(texts), None)
-        record.cosine = float(run.cosines(rows, together).min())
+        record.cosine = float(cosines(rows, want).min())
         record.note = f"alone against in a batch: cosine {float(cosines(rows[:50], single).min()):.6f}"
         records.append(record)
     return records

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from hortus.bench.load import Clients
 from hortus.bench.pace import Load, Plan
@@ -46,12 +47,17 @@ class Target(Protocol):
     """What its figures contain, for the notes."""
     opened_s: float
     """Seconds from starting it to its being ready; 0 when it ran before."""
+    elsewhere: str | None
+    """The host of a server that was not started here."""
 
     def vectors(self, inputs: Inputs) -> Float32:
         """[inputs, width] float32: one request, for the check. Raises what goes wrong."""
 
     def load(self, requests: Sequence[Inputs], plan: Plan) -> Load:
         """Timed: the requests in turn by this plan."""
+
+    def rows(self, answer: Any) -> Float32:
+        """The vectors of one of `Load.answers`. Raises when they cannot be read."""
 
     def close(self) -> None: ...
 
@@ -74,6 +80,8 @@ def parse(text: str) -> Spec:
         raise StartError(f"--target {text!r}: no kind {kind!r}; kinds: {', '.join(KINDS)}")
     if kind in ("openai", "tei") and not where.startswith("http://"):
         raise StartError(f"--target {text!r}: {kind} needs its base URL, {kind}:http://HOST:PORT (TLS is not measured)")
+    if kind in ("openai", "tei") and (wrong := _wrong_url(where)):
+        raise StartError(f"--target {text!r}: {wrong}")
     if kind in IN_PROCESS and colon:
         raise StartError(f"--target {text!r}: {kind} runs in this process and takes nothing after the colon")
     try:
@@ -85,6 +93,22 @@ def parse(text: str) -> Spec:
     if equals and not name.strip():
         raise StartError(f"--target {text!r}: an empty name")
     return Spec(name.strip() or kind, kind, where.strip())
+
+
+def _wrong_url(where: str) -> str | None:
+    """What is wrong with a server's base URL."""
+    try:
+        url = urlsplit(where.strip())
+        port = url.port
+    except ValueError as e:
+        return f"{where!r} is no URL ({e})"
+    if not url.hostname or port == 0:
+        return f"{where!r} names no {'port' if url.hostname else 'host'}"
+    if url.username or url.password:
+        return "a user in the URL is not sent; give --header 'authorization: ...'"
+    if url.query or url.fragment:
+        return f"a base URL has no {'?' if url.query else '#'}; put the path before /embeddings or /embed"
+    return None
 
 
 def missing(spec: Spec) -> str | None:
@@ -128,7 +152,7 @@ def open_target(spec: Spec, setting: Setting) -> Target:
 
             target = served.make(spec, setting)
     except ModuleNotFoundError as e:
-        raise StartError(f"{spec.name}: the package {e.name} is not installed") from None
+        raise StartError(f"the package {e.name} is not installed") from None
     if spec.kind not in ("openai", "tei"):
         target.opened_s = time.perf_counter() - begin
     return target

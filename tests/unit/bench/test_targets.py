@@ -38,6 +38,14 @@ def test_targets_as_typed(text, spec):
         ("engin", "no kind 'engin'; kinds: engine, "),
         ("openai", "needs its base URL"),
         ("openai:https://h", "TLS is not measured"),
+        ("openai:http://", "names no host"),
+        ("openai:http:///v1", "names no host"),
+        ("openai:http://h:0/v1", "names no port"),
+        ("openai:http://h:99999", "is no URL"),
+        ("tei:http://h:abc", "is no URL"),
+        ("tei:http://h/?x=1", "a base URL has no ?"),
+        ("openai:http://h/v1#x", "a base URL has no #"),
+        ("openai:http://me:pw@h/v1", "a user in the URL is not sent; give --header"),
         ("vllm", "needs the python"),
         ("engine:x", "takes nothing after the colon"),
         ("=engine", "an empty name"),
@@ -45,8 +53,9 @@ def test_targets_as_typed(text, spec):
     ],
 )
 def test_bad_targets_are_named(text, what):
-    with pytest.raises(StartError, match=what) as e:
+    with pytest.raises(StartError) as e:
         parse(text)
+    assert what in str(e.value)
     assert repr(text) in str(e.value)
 
 

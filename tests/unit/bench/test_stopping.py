@@ -1,0 +1,103 @@
+"""Ctrl-C and SIGTERM at any time: what was measured is told, and nothing that was started lives on."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hortus import bench
+from hortus.bench import served
+from hortus.errors import StartError
+from tests.patience import until_seen
+
+
+def below(process):
+    """Processes under this one, by id."""
+    found = []
+    for task in Path(f"/proc/{process}/task").iterdir():
+        for child in map(int, (task / "children").read_text().split()):
+            found += [child, *below(child)]
+    return found
+
+
+def alive(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("words", "seen", "number"),
+    [
+        ("short,concurrency --tokens 16 --most-clients 2 --rounds 1 --seconds 1", "concurrency:", signal.SIGTERM),
+        ("concurrency --seconds 60", "opening", signal.SIGINT),
+    ],
+)
+def test_nothing_is_left_behind(tmp_path, words, seen, number):
+    out = tmp_path / "out"
+    flags = ["--target", "serve:--fake-delay-ms 0", "--reference", "none", *words.split()]
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    with out.open("w") as f:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hortus.cli", "bench", *flags[4:5], *flags[:4], *flags[5:]],
+            stdout=f, stderr=f, env=os.environ | {"TMPDIR": str(temporary)}, process_group=0,
+        )  # fmt: skip
+    try:
+        until_seen(lambda: seen in out.read_text() and below(process.pid))
+        started = below(process.pid)
+        process.send_signal(number)
+        assert process.wait(60) == 128 + number, out.read_text()
+        until_seen(lambda: not any(map(alive, started)), 10)
+    finally:
+        process.kill()
+    told = out.read_text()
+    assert "hortus bench: stopped" in told
+    assert "Traceback" not in told
+    assert ("| short " in told) == ("short" in words), "what was measured until then"
+    assert [*temporary.iterdir()] == []
+
+
+def test_what_a_server_started_here_leaves_behind_is_ended(tmp_path, monkeypatch):
+    """A wrapper that dies of SIGTERM and leaves its server, or one that does not die of it."""
+    monkeypatch.setattr(served, "_ready", lambda port, path: (tmp_path / "child").exists())
+    monkeypatch.setattr(served, "STOP_S", 0.5)
+    for trap in ("", "trap '' TERM;"):
+        (tmp_path / "child").unlink(missing_ok=True)
+        script = f"{trap} sleep 600 & echo $! > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/child; wait; wait"
+        with served.started(["sh", "-c", script], 1) as running:
+            child = int((tmp_path / "child").read_text())
+            assert alive(child)
+        assert not alive(running.process)
+        until_seen(lambda child=child: not alive(child), 10)
+
+
+def test_another_server_on_the_port_is_not_taken_for_the_one_that_was_started(monkeypatch):
+    monkeypatch.setattr(served, "_ready", lambda port, path: time.sleep(0.5) or True)
+    with (
+        pytest.raises(StartError, match=r"the server ended by itself .*address in use"),
+        served.started(["sh", "-c", "echo address in use; exit 1"], 1),
+    ):
+        raise AssertionError("it was taken for ready")
+
+
+def test_what_cannot_be_written_is_named_and_the_table_told(capsys):
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full")
+    words = ["cases", "--cases", "1x8", "--target", "engine", "--reference", "none", "--rounds", "1", "--seconds", "0"]
+    assert bench.main([*words, "--out", "/dev/full"]) == 1
+    said = capsys.readouterr()
+    assert "/dev/full cannot be written: No space left" in said.err
+    assert "| cases | engine" in said.out
+
+
+def test_a_run_that_measures_nothing_is_no_success(capsys):
+    assert bench.main(["concurrency", "--target", "engine", "--reference", "none", "--tokens", "8"]) == 1
+    said = capsys.readouterr()
+    assert "concurrency: engine is no server; passed over" in said.out
+    assert "nothing was measured" in said.err
