@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hortus.bench.flags import duration, whole, written_file
+from hortus.bench.flags import more_than_0, whole, written_file
 from hortus.bench.load import Clients, Job, http_request
 from hortus.bench.pace import Closed, Load, Open, checked
 from hortus.bench.results import Record, append, median_p99, table
@@ -58,8 +58,8 @@ def main(argv: Sequence[str]) -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="hortus bench beside", description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--model", default="demo", help="a folder, hub id or demo: its tokenizer is measured [demo]")
-    parser.add_argument("--rate", type=duration, default=100.0, help="short texts a second [100]")
-    parser.add_argument("--seconds", type=duration, default=5.0, help="of each case and round [5]")
+    parser.add_argument("--rate", type=more_than_0, default=100.0, help="short texts a second [100]")
+    parser.add_argument("--seconds", type=more_than_0, default=5.0, help="of each case and round [5]")
     parser.add_argument("--rounds", type=whole, default=5)
     parser.add_argument("--out", type=written_file, help="append JSON lines to this file")
     args = parser.parse_args(argv)

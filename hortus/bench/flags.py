@@ -70,6 +70,13 @@ def duration(text: str) -> float:
     return value
 
 
+def more_than_0(text: str) -> float:
+    """A rate, or seconds in which something must happen."""
+    if not (value := duration(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not more than 0")
+    return value
+
+
 def text_file(text: str) -> Path:
     """A file of UTF-8 that can be read."""
     path = Path(text)

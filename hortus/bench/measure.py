@@ -237,6 +237,8 @@ class Run:
         notes = [target.about]
         if s.spread is not None:
             notes.append(f"rounds' medians within {s.spread:.0%}")
+        if 0 < s.answers < 100:
+            notes.append(f"p99 of {s.answers} answers")
         if s.failed:
             notes.append(f"not answered with 200: {told(s.failed)}")
         record = Record(

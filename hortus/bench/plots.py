@@ -14,6 +14,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 
 from hortus.bench.report import Group, label, sized
 from hortus.bench.results import Record
@@ -57,8 +58,9 @@ def _plain(value: float, position: float) -> str:
 
 
 def _colour(name: str) -> str:
-    rest = [c for c in plt.rcParams["axes.prop_cycle"].by_key()["color"] if c not in _COLOURS.values()]
-    return _COLOURS.get(name) or str(rest[sum(map(ord, name)) % len(rest)])
+    cycle = [to_hex(c) for c in plt.rcParams["axes.prop_cycle"].by_key()["color"]]  # words or numbers, by the version
+    rest = [c for c in cycle if c not in _COLOURS.values()]
+    return _COLOURS.get(name) or rest[sum(map(ord, name)) % len(rest)]
 
 
 def _by_target(records: Sequence[Record]) -> dict[str, list[Record]]:

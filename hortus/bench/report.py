@@ -171,6 +171,8 @@ def main(argv: Sequence[str]) -> int:
         records = read(args.files)
     except ValueError as e:
         parser.error(str(e))
+    if not records:
+        parser.error(f"no record in {', '.join(map(str, args.files))}: no line has a target")
     args.to.mkdir(parents=True, exist_ok=True)
     pictures = {g.slug: plots.draw(g, args.to) for g in groups(records)}
     (args.to / "report.md").write_text(page(records, pictures))

@@ -6,6 +6,7 @@ Does not know what was measured or how.
 from __future__ import annotations
 
 import json
+import math
 import platform
 import subprocess
 import sys
@@ -146,6 +147,8 @@ def read(paths: Sequence[Path]) -> list[Record]:
         except UnicodeDecodeError as e:
             raise ValueError(f"{path}: not UTF-8 at byte {e.start}") from None
         for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
             try:
                 row = json.loads(line)
             except json.JSONDecodeError as e:
@@ -158,8 +161,30 @@ def read(paths: Sequence[Path]) -> list[Record]:
                 raise ValueError(f"{path}:{number}: unknown field {min(unknown)}")
             if lacking := [name for name in ("suite", "model") if name not in row]:
                 raise ValueError(f"{path}:{number}: no field {lacking[0]}")
+            for name, value in row.items():
+                if wrong := _wrong(name, value):
+                    raise ValueError(f"{path}:{number}: {name}: {wrong}")
             records.append(Record(**row))
     return records
+
+
+_KINDS = {f.name: str(f.type).removesuffix(" | None") for f in fields(Record)}
+
+
+def _wrong(name: str, value: object) -> str | None:
+    """What is wrong with the value of a field; None where nothing is. Pure."""
+    kind = _KINDS[name]
+    if value is None:
+        return "may not be null" if name in ("suite", "target", "model", "hardware") else None
+    if kind == "str":
+        return None if isinstance(value, str) else f"{value!r} is no text"
+    if isinstance(value, bool) or not isinstance(value, int | float) or (kind == "int" and not isinstance(value, int)):
+        return f"{value!r} is no {'whole ' if kind == 'int' else ''}number"
+    if not math.isfinite(value):
+        return f"{value} is no figure"
+    if name.endswith("_ms") and value < 0:
+        return f"{value} is less than 0"
+    return None
 
 
 _COLUMNS = (

@@ -216,12 +216,14 @@ def make(spec: Spec, setting: Setting) -> Served:
 
 def _openai(target: Served, base: str, running: Running | None = None) -> Served:
     """The model's name from /models, and base64 where the server has it, for all that it saves its clients."""
+    wrong = []
     for path in [base] if base else ["/v1", ""]:
         status, answer = _asked(target, "GET", path + "/models")
         if status == 200:
             break
+        wrong.append(f"{path}/models answered {status}: {answer[:200]!r}")
     else:
-        raise StartError(f"{path}/models answered {status}: {answer[:200]!r}")
+        raise StartError("; ".join(wrong))
     try:
         models = [str(model["id"]) for model in json.loads(answer)["data"]]
     except (ValueError, KeyError, TypeError):

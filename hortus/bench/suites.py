@@ -102,7 +102,7 @@ def arrivals(run: Run) -> list[Record]:
     for target in targets:
         for share in OFFERED:
             if rounds := loads.get((target.name, share)):
-                record = run.record("arrivals", target, summary(rounds), 1, SHORT)
+                record = run.record("arrivals", target, summary(rounds), 1, SHORT, clients=None)
                 record.offered_per_s = share * most
                 late = np.concatenate([x.late_ms for x in rounds])
                 lateness = f"sent at most {np.percentile(late, 99):.2f} ms late (p99)" if len(late) else "none arrived"

@@ -57,30 +57,36 @@ def mixed(count: int, *, seed: int = 0, most: int = 11) -> list[str]:
 
 
 class Corpus:
-    """Words of real text, in order, from which inputs of exact lengths are cut."""
+    """Words of real text (characters, where it has no spaces), in order, from which inputs of exact lengths are cut."""
 
     def __init__(self, encode: Encode, files: Sequence[Path] = (), *, seed: int = 0) -> None:
         """files: plain text; none: the Lee corpus. StartError when there is too little text."""
         lines = [s for f in files for s in sentences(f.read_text(encoding="utf-8"))] if files else lee_sentences()
-        self._words = " ".join(lines).split()
+        self._words, self._between = " ".join(lines).split(), " "
+        if len(self._words) < sum(map(len, self._words)) / 20:  # a script without spaces is cut between characters
+            self._words, self._between = [*"".join(self._words)], ""
         if len(self._words) < 100:
-            raise StartError(f"--texts: {len(self._words)} words are too few to measure with; give at least 100")
+            raise StartError(
+                f"--texts: {len(self._words)} {'words' if self._between else 'characters'} are too few to measure with; "
+                "give at least 100"
+            )
         self._encode, self._rng = encode, random.Random(seed)
 
     def exact(self, tokens: int) -> str:
         """A text of exactly so many tokens, special tokens included, that begins at a random word."""
         start = self._rng.randrange(len(self._words))
-        # A word is at least one token, nearly always. Where the corpus ends it begins again.
-        words = [self._words[(start + i) % len(self._words)] for i in range(tokens + 1)]
+        # A word is at least one token, nearly always; a character, a quarter of one. Where the corpus ends it begins again.
+        most = tokens + 1 if self._between else 4 * tokens + 1
+        words = [self._words[(start + i) % len(self._words)] for i in range(most)]
 
         def count(n: int) -> int:
-            return self._encode([" ".join(words[:n])]).total_tokens
+            return self._encode([self._between.join(words[:n])]).total_tokens
 
         low, high = 1, len(words)
         while low < high:  # the most words that fit
             middle = (low + high + 1) // 2
             low, high = (middle, high) if count(middle) <= tokens else (low, middle - 1)
-        text = " ".join(words[:low])
+        text = self._between.join(words[:low])
         # The next word has more tokens than are left: one-token words fill the rest. A first word that is too long gives way.
         if count(low) > tokens:
             text = "a"

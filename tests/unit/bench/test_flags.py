@@ -20,6 +20,13 @@ def files(tmp_path, monkeypatch):
     (tmp_path / "latin1.txt").write_bytes("caf\u00e9".encode("latin-1"))
     (tmp_path / "bad.jsonl").write_text(json.dumps(RECORD) + "\n[1]\n")
     (tmp_path / "lacking.jsonl").write_text('{"target": "hortus"}\n')
+    for name, wrong in (
+        ("nan", {"p99_ms": float("nan")}), ("null", {"target": None}), ("negative", {"median_ms": -1}), ("half", {"batch": 1.5}),
+    ):  # fmt: skip
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(RECORD | wrong))
+    (tmp_path / "words.jsonl").write_text("\n" + json.dumps(RECORD | {"median_ms": "fast"}))
+    (tmp_path / "foreign.jsonl").write_text('{"a": 1}\n')
+    (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "good.jsonl").write_text(json.dumps(RECORD) + "\n")
 
 
@@ -79,6 +86,13 @@ def files(tmp_path, monkeypatch):
         ("report nope.jsonl", "files: nope.jsonl: No such file"),
         ("report latin1.txt", "files: latin1.txt: not UTF-8 at byte 3"),
         ("report bad.jsonl", "bad.jsonl:2: no record"),
+        ("report words.jsonl", "words.jsonl:2: median_ms: 'fast' is no number"),
+        ("report nan.jsonl", "nan.jsonl:1: p99_ms: nan is no figure"),
+        ("report null.jsonl", "null.jsonl:1: target: may not be null"),
+        ("report negative.jsonl", "negative.jsonl:1: median_ms: -1 is less than 0"),
+        ("report half.jsonl", "half.jsonl:1: batch: 1.5 is no whole number"),
+        ("report foreign.jsonl empty.jsonl", "no record in foreign.jsonl, empty.jsonl"),
+        ("beside --rate 0", "--rate: '0' is not more than 0"),
         ("report lacking.jsonl", "lacking.jsonl:1: no field suite"),
         ("report good.jsonl --to good.jsonl", "--to: good.jsonl is no folder"),
         ("readme --check", "run it from the root of a checkout"),

@@ -29,6 +29,7 @@ SAMPLE = [
     *[line("graphs", at_s=x / 2, hit_rate=x / (x + 1)) for x in range(1, 5)],
     line("mixed", median_ms=1.0, p99_ms=2.0, requests_per_s=5.0, note="queries alone; over HTTP"),
     line("mixed", median_ms=9.0, p99_ms=22.0, requests_per_s=5.0, note="queries beside 2 bulk clients; over HTTP"),
+    line("latency", "mine", tokens=128, clients=1, median_ms=7.0, p99_ms=9.0, tokens_per_s=9000.0),  # of no colour of ours
     line("start", batch=None, tokens=None, median_ms=900.0),
     line("latency", tokens=128, clients=1, median_ms=14.0, p99_ms=20.0, tokens_per_s=9000.0),  # a second run
 ]  # fmt: skip

@@ -118,6 +118,17 @@ def test_own_texts(encode, tmp_path):
     assert "internationalisation" in inputs.texts[0]
 
 
+def test_texts_of_a_script_without_spaces(encode, tmp_path):
+    file = tmp_path / "mine.txt"
+    file.write_text("\u4e00\u4e8c\u4e09\u56db\u4e94" * 9)
+    with pytest.raises(StartError, match="--texts: 45 characters are too few"):
+        Corpus(encode, [file])
+    file.write_text(("\u4e00\u4e8c\u4e09\u56db\u4e94\u516d\u4e03" * 3 + "\n") * 99)
+    inputs = Corpus(encode, [file]).inputs(10, 17)
+    assert inputs.ids.lengths.tolist() == [17] * 10
+    assert all(text.startswith(tuple("\u4e00\u4e8c\u4e09\u56db\u4e94\u516d\u4e03")) for text in inputs.texts)
+
+
 def test_sentences():
     assert sentences("One. Two! \n\nThree? four") == ("One.", "Two!", "Three?", "four")
 
