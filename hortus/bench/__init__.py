@@ -214,12 +214,19 @@ def _run(args: argparse.Namespace, specs: Sequence[Spec]) -> int:
         try:
             for name in suites:
                 print(f"{name}: {about(name, all_suites.sizes(run, name))}", flush=True)
-                done = all_suites.SUITES[name](run)
-                for record in done if args.note else []:
-                    record.note = f"{record.note}; {args.note}" if record.note else args.note
-                records += done
-                if args.out:  # at once: a run that is cut short leaves what it had
-                    append(args.out, done)
+                run.told.clear()
+                done: list[Record] = []
+                try:
+                    done = all_suites.SUITES[name](run)
+                except BaseException:  # a run that is cut short leaves what it had
+                    done = [r for r in run.told if r.target not in run.refused]
+                    raise
+                finally:
+                    for record in done if args.note else []:
+                        record.note = f"{record.note}; {args.note}" if record.note else args.note
+                    records += done
+                    if args.out:
+                        append(args.out, done)
         finally:
             run.close()
     finally:

@@ -87,6 +87,7 @@ class Run:
     raw: Path | None = None
     """Every latency goes to this file, a JSON line a round."""
     refused: dict[str, str] = field(default_factory=dict)
+    told: list[Record] = field(default_factory=list)
     _cosine: dict[str, float] = field(default_factory=dict)
     _want: tuple[Inputs, Float32] | None = None
     """The inputs last held against the reference, and what it made of them."""
@@ -221,7 +222,8 @@ class Run:
         return records
 
     def tell(self, record: Record) -> Record:
-        """Print a line of it at once, and return it."""
+        """Print a line of it at once, and return it. It is kept, for a suite that is cut short."""
+        self.told.append(record)
         size = f"{record.batch or '-'} x {record.tokens or '-'}"
         print(
             f"  {record.suite:<11} {record.target:<22} {size:>9}, {record.clients or '-':>3} clients "

@@ -34,18 +34,26 @@ def alive(process):
 @pytest.mark.parametrize(
     ("words", "seen", "number"),
     [
-        ("short,concurrency --tokens 16 --most-clients 2 --rounds 1 --seconds 1", "concurrency:", signal.SIGTERM),
+        ("short --most-clients 2 --rounds 1 --seconds 1", "clients ", signal.SIGTERM),
         ("concurrency --seconds 60", "opening", signal.SIGINT),
     ],
 )
 def test_nothing_is_left_behind(tmp_path, words, seen, number):
     out = tmp_path / "out"
-    flags = ["--target", "serve:--fake-delay-ms 0", "--reference", "none", *words.split()]
+    suite, *flags = [
+        *words.split(),
+        "--target",
+        "serve:--fake-delay-ms 0",
+        "--reference",
+        "none",
+        "--out",
+        str(tmp_path / "lines"),
+    ]
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     with out.open("w") as f:
         process = subprocess.Popen(
-            [sys.executable, "-m", "hortus.cli", "bench", *flags[4:5], *flags[:4], *flags[5:]],
+            [sys.executable, "-m", "hortus.cli", "bench", suite, *flags],
             stdout=f, stderr=f, env=os.environ | {"TMPDIR": str(temporary)}, process_group=0,
         )  # fmt: skip
     try:
@@ -59,7 +67,8 @@ def test_nothing_is_left_behind(tmp_path, words, seen, number):
     told = out.read_text()
     assert "hortus bench: stopped" in told
     assert "Traceback" not in told
-    assert ("| short " in told) == ("short" in words), "what was measured until then"
+    lines = (tmp_path / "lines").read_text() if (tmp_path / "lines").exists() else ""
+    assert ("| short " in told) == ('"short"' in lines) == (suite == "short"), "what was measured until then"
     assert [*temporary.iterdir()] == []
 
 
