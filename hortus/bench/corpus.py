@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hortus import config
-from hortus.bench.flags import whole, written_file
+from hortus.bench.flags import at_most, text_file, whole, written_file
 from hortus.bench.results import Record, append, gpu, table
 from hortus.bench.shapes import SHAPES, shape_folder
 from hortus.bench.texts import Corpus, mixed
@@ -57,14 +57,16 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--rows", type=whole, default=1024, help="of 1 to 11 sentences each, or of --tokens")
     parser.add_argument("--tokens", type=whole, help="of each row, by the model's tokenizer")
     parser.add_argument(
-        "--texts", type=Path, nargs="+", default=(), help="plain text for --tokens and --shape [Lee's corpus]"
+        "--texts", type=text_file, nargs="+", default=(), help="plain text for --tokens and --shape [Lee's corpus]"
     )
     parser.add_argument("--window-rows", type=whole, help="[an eighth of --rows]")
     parser.add_argument("--rounds", type=whole, default=5, help="of each side, in turn")
-    parser.add_argument("--threads", type=whole, help="CPU threads [all]; with --ray of each actor [1]")
+    parser.add_argument("--threads", type=at_most(1024), help="CPU threads [all]; with --ray of each actor [1]")
     parser.add_argument("--ray", action="store_true", help="two actors against one, instead")
     parser.add_argument("--out", type=written_file, help="append JSON lines to this file")
     args = parser.parse_args(argv)
+    if args.texts and not (args.tokens or args.shape):
+        parser.error("--texts: rows come from Lee's corpus without --tokens, and a model of --model has its tokenizer")
     if args.ray and args.rows < 24:
         parser.error(f"--rows {args.rows}: the rate of actors is told from 24 parts, so --ray needs at least 24 rows")
     with tempfile.TemporaryDirectory(prefix="hortus-bench-") as work:

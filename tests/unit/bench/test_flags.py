@@ -92,6 +92,8 @@ def files(tmp_path, monkeypatch):
         ("report negative.jsonl", "negative.jsonl:1: median_ms: -1 is less than 0"),
         ("report half.jsonl", "half.jsonl:1: batch: 1.5 is no whole number"),
         ("report foreign.jsonl empty.jsonl", "no record in foreign.jsonl, empty.jsonl"),
+        ("corpus --texts nope", "--texts: nope: No such file"),
+        ("corpus --texts good.jsonl", "--texts: rows come from Lee's corpus without --tokens"),
         ("beside --rate 0", "--rate: '0' is not more than 0"),
         ("report lacking.jsonl", "lacking.jsonl:1: no field suite"),
         ("report good.jsonl --to good.jsonl", "--to: good.jsonl is no folder"),
