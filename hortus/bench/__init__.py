@@ -175,7 +175,12 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--note", metavar="TEXT", help="what else is to be known of the run, for every line of --out")
     p.add_argument("--out", type=written_file, metavar="FILE", help="append JSON lines to this file")
-    p.add_argument("--raw", type=written_file, metavar="FILE", help="append every latency, a JSON line a round")
+    p.add_argument(
+        "--raw",
+        type=written_file,
+        metavar="FILE",
+        help="append every latency, a JSON line a round; an open loop's count from when each request was due",
+    )
     return p
 
 
@@ -214,6 +219,7 @@ def _run(args: argparse.Namespace, specs: Sequence[Spec]) -> int:
         try:
             for name in suites:
                 print(f"{name}: {about(name, all_suites.sizes(run, name))}", flush=True)
+                run.suite = name
                 run.told.clear()
                 done: list[Record] = []
                 try:

@@ -18,7 +18,7 @@ from typing import ParamSpec, TypeVar
 
 import numpy as np
 
-from hortus.bench.pace import Closed, Load, NoFigureError, Plan, told
+from hortus.bench.pace import Closed, Load, NoFigureError, Open, Plan, told
 from hortus.bench.results import Record, add_line, cosines, median_p99
 from hortus.bench.targets import Setting, Target
 from hortus.bench.texts import Corpus, Inputs
@@ -87,6 +87,8 @@ class Run:
     raw: Path | None = None
     """Every latency goes to this file, a JSON line a round."""
     refused: dict[str, str] = field(default_factory=dict)
+    suite: str | None = None
+    """The one that runs."""
     told: list[Record] = field(default_factory=list)
     _cosine: dict[str, float] = field(default_factory=dict)
     _want: tuple[Inputs, Float32] | None = None
@@ -188,12 +190,19 @@ class Run:
 
     def timed(self, target: Target, requests: Sequence[Inputs], plan: Plan) -> Load:
         """A load whose answers are right. NoFigureError."""
-        return self.keep(f"{plan}", target, self.still_right(target, requests, target.load(requests, plan)))
+        return self.keep(target, requests, plan, self.still_right(target, requests, target.load(requests, plan)))
 
-    def keep(self, what: str, target: Target, load: Load) -> Load:
-        """The load, its latencies written out when --raw asks for them."""
+    def keep(self, target: Target, requests: Sequence[Inputs], plan: Plan, load: Load, note: str | None = None) -> Load:
+        """The load, its latencies written out when --raw asks for them, under the names that records have."""
         if self.raw:
-            line = {"case": what, "target": target.name, "ms": [round(float(x), 4) for x in load.latencies_ms]}
+            clients = plan.clients if isinstance(plan, Closed) else None
+            line = {
+                "suite": self.suite, "target": target.name, "model": self.setting.folder.name,
+                "batch": len(requests[0].texts), "tokens": requests[0].ids.max_seqlen,
+                "clients": clients,
+                "offered_per_s": plan.rate if isinstance(plan, Open) else None,
+                "failed": load.failed, "note": note, "ms": [round(float(x), 4) for x in load.latencies_ms],
+            }  # fmt: skip
             add_line(self.raw, json.dumps(line))
         return load
 

@@ -144,8 +144,8 @@ def mixed(run: Run) -> list[Record]:
         both = run.setting.clients.run([t.job(queries, plan), t.job(bulk, Closed(2, plan.seconds))])
         beside, built = run.still_right(t, queries, both[0]), run.still_right(t, bulk, checked(both[1]))
         quiet[t.name].append(alone)
-        busy[t.name].append(run.keep("mixed busy", t, beside))
-        index[t.name].append(run.keep("mixed bulk", t, built))
+        busy[t.name].append(run.keep(t, queries, plan, beside, "beside 2 bulk clients"))
+        index[t.name].append(run.keep(t, bulk, Closed(2, plan.seconds), built, "bulk beside the queries"))
 
     for turn in range(run.rounds):
         for t in run.turn(targets, turn):

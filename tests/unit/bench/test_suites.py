@@ -66,6 +66,13 @@ def test_every_suite_over_a_server(tmp_path, capsys):
     assert all(r["cpu_ms"] > 0 for r in rows if r["suite"] == "throughput")  # of the server's processes
     lines = [json.loads(line) for line in raw.read_text().splitlines()]
     assert all(ms > 0 for line in lines for ms in line["ms"])
+    sizes = {
+        (r["suite"], r["batch"], r["tokens"], r["clients"])
+        for r in rows
+        if r["suite"] in ("latency", "scoring", "cases")
+    }
+    assert sizes <= {(x["suite"], x["batch"], x["tokens"], x["clients"]) for x in lines}, "which case a line is of"
+    assert all((x["clients"] is None) == (x["offered_per_s"] is not None) for x in lines)
     said = capsys.readouterr().out
     assert "passed over" in said
     asked = next(r["tokens"] for r in rows if r["suite"] == "throughput")
