@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -91,8 +92,8 @@ class Run:
     """The one that runs."""
     told: list[Record] = field(default_factory=list)
     _cosine: dict[str, float] = field(default_factory=dict)
-    _want: tuple[Inputs, Float32] | None = None
-    """The inputs last held against the reference, and what it made of them."""
+    _wants: deque[tuple[Inputs, Float32]] = field(default_factory=lambda: deque(maxlen=2))
+    """Inputs last held against the reference, and what it made of them: two sizes take turns in `mixed`."""
 
     @property
     def longest(self) -> int:
@@ -134,7 +135,7 @@ class Run:
                 continue
             good.append(t)
         if want is not None:
-            self._want = (requests[0], want)
+            self._wants.append((requests[0], want))
         return good
 
     def hold(self, target: Target, rows: Float32, want: Float32) -> None:
@@ -149,12 +150,14 @@ class Run:
 
     def still_right(self, target: Target, requests: Sequence[Inputs], load: Load) -> Load:
         """The load, if answers that it timed are as right as those before it. NoFigureError otherwise."""
-        if load.answers and (self._want is None or self._want[0] is not requests[0]):
-            self._want = (requests[0], self.truth(requests[0]))
+        want = next((rows for inputs, rows in self._wants if inputs is requests[0]), None)
+        if want is None and load.answers:
+            want = self.truth(requests[0])
+            self._wants.append((requests[0], want))
         for answer in load.answers:
-            assert self._want is not None
+            assert want is not None
             try:
-                self.hold(target, target.rows(answer), self._want[1])
+                self.hold(target, target.rows(answer), want)
             except Exception as e:
                 raise NoFigureError(f"an answer while it was timed: {e}") from e
         return load

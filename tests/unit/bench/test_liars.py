@@ -165,6 +165,15 @@ def test_every_suite_goes_on_without_it(run, liar, suite):
     assert {r.target for r in records} == {"truth"}
 
 
+def test_the_reference_is_asked_once_a_size(run, liar):
+    """It is slow: float32, unfused. Rounds and targets share what it said."""
+    asked = []
+    run.reference = InProcess("truth", "made up", lambda x: asked.append(len(x.texts)) or vectors(x.texts))
+    run.targets = [opened(run, liar, "truth")]
+    suites.mixed(run)
+    assert sorted(asked) == [1, 64]
+
+
 def test_the_first_answers_of_a_wrong_model_are_no_figures(run, liar):
     run.targets = [opened(run, liar, "other")]
     assert suites.start(run) == []
