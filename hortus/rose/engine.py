@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,6 +27,9 @@ from hortus.rose.kernels.compiled import few
 from hortus.rose.modelcfg import EmbeddingNetwork, build_network, read_spec
 from hortus.rose.models import AttendedFactory, Family, Kit, ShortFactory, Spec
 from hortus.types import Engine, ModelInfo, TokenBatch
+
+if TYPE_CHECKING:
+    from hortus.rose.gpu import GpuEngine
 
 log = logging.getLogger(__name__)
 
@@ -225,7 +229,7 @@ def _described(attention: list[Attention], device: torch.device) -> str:
 
 def _engine(
     network: EmbeddingNetwork, info: ModelInfo, config: RoseConfig, metrics: Metrics | None, device: torch.device
-) -> Engine:
+) -> CpuEngine | GpuEngine:
     if device.type == "cpu":
         return CpuEngine(network, info, metrics)
     from hortus.rose.gpu import GpuEngine
@@ -233,13 +237,15 @@ def _engine(
     return GpuEngine(network, info, config, metrics)
 
 
-def prove(engine: Engine) -> None:
-    """Run three sequences and look at the rows: a model that cannot give numbers must not start."""
+def prove(engine: CpuEngine | GpuEngine) -> None:
+    """Run three sequences and look at the rows, then steps of all sizes: a model that cannot give numbers must not start."""
     info = engine.info
     lengths = [min(n, info.max_tokens) for n in (1, 16, 5)]
     batch = TokenBatch.of([[i % info.vocab_size for i in range(1, n + 1)] for n in lengths])
     try:
         rows = engine.step(batch).result()
+        if not isinstance(engine, CpuEngine):
+            engine.rehearse()
     except RequestError as e:
         engine.close()
         raise StartError(f"{info.name}: the first step failed: {e}") from e

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 
 import numpy as np
 import torch
@@ -35,6 +36,9 @@ BATCH_TOKENS = 4096
 """Advised to the scheduler: a batch that a short query has to wait for is a quarter of a piece, and 3 % slower a token.
 
 Both: docs/decisions/011-gpu-large-steps.md."""
+REHEARSED = (64, 128, 256, 320, 1024, BATCH_TOKENS)
+"""Tokens of steps that between them run every kernel of a batch: where one takes over from another stands in kernels/dense.py,
+heads.py, attend.py and rms.py."""
 
 
 class GpuEngine:
@@ -152,6 +156,21 @@ class GpuEngine:
             )
         log.error("a step failed: %s: %s", type(e).__name__, e)
         return EngineError(f"the step failed: {e}")
+
+    def rehearse(self) -> None:
+        """Run a step of each size in REHEARSED, for its kernels to be compiled before somebody waits for them: seconds, the first
+        time on a machine. EngineError when one fails; one that does not fit the memory is passed over.
+        """
+        begin = time.perf_counter()
+        for tokens in (n for n in REHEARSED if n <= self._piece_tokens):
+            sequences = -(-tokens // self._info.max_tokens)
+            cu = np.linspace(0, tokens, sequences + 1).astype(np.int32)
+            try:
+                self.step(TokenBatch(np.zeros(tokens, np.int32), cu)).result()
+            except OutOfMemory as e:
+                log.warning("%s", e)
+                return
+        log.info("kernels of all sizes are ready, after %.1f s", time.perf_counter() - begin)
 
     def _warm(self, config: RoseConfig) -> None:
         """Run each shape of --warm twice, so that it is captured."""

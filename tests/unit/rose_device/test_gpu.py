@@ -1,4 +1,5 @@
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from hortus.config import RoseConfig
 from hortus.errors import EngineError, OutOfMemory, StartError
 from hortus.metrics import Metrics
-from hortus.rose.gpu import GpuEngine
+from hortus.rose.gpu import REHEARSED, GpuEngine
 from hortus.types import ModelInfo
 
 INFO = ModelInfo(name="fake", width=4, max_tokens=8192, vocab_size=1000)
@@ -211,6 +212,33 @@ def test_warm_captures_at_start(rng):
     assert counts(engine)["replay"] == 1
     with pytest.raises(StartError, match="--warm"):
         make(warm="2y64")
+
+
+def test_a_rehearsal_runs_all_sizes_once(rng):
+    engine, _ = make()
+    engine.rehearse()
+    assert counts(engine) == {"eager": len(REHEARSED), "capture": 0, "replay": 0}
+    assert engine.metrics.tokens._value.get() == sum(REHEARSED)
+    engine.step(random_batch(rng, [70])).result()
+    assert counts(engine)["capture"] == 1, "a size that was rehearsed is captured at its first hit"
+
+
+def test_a_rehearsal_keeps_to_what_the_engine_takes():
+    short = replace(INFO, max_tokens=100)
+    engine = GpuEngine(FakeNetwork(), short, RoseConfig(), Metrics(), device=FakeDevice(), piece_tokens=300)
+    engine.rehearse()
+    assert engine.metrics.tokens._value.get() == 64 + 128 + 256
+
+
+def test_a_rehearsal_that_does_not_fit_ends_there(caplog):
+    engine, device = make()
+    device.fail_next = [torch.OutOfMemoryError("full")] * 2
+    engine.rehearse()
+    assert engine.metrics.tokens._value.get() == 0
+    assert "--max-batch-tokens" in caplog.text
+    device.fail_next = [ValueError("bad kernel")]
+    with pytest.raises(EngineError, match="bad kernel"):
+        engine.rehearse()
 
 
 def test_the_engine_advises_its_step_as_the_batch():
