@@ -5,10 +5,8 @@ On a GPU, or under Triton's interpreter (TRITON_INTERPRET=1): tests/unit/rose_gp
 
 from __future__ import annotations
 
-import importlib
 import os
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -43,20 +41,6 @@ MIXES = {
 }
 if not INTERPRETED:
     MIXES |= {"singles": [1] * 55, "many": [11] * 5, "all": [64]}
-
-
-@pytest.fixture(autouse=True)
-def _bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter's scalars are arrays of one number, which NumPy no longer takes for bounds of a range."""
-    if INTERPRETED:
-        interpreter = importlib.import_module("triton.runtime.interpreter")
-        patch = interpreter._patch_lang_tensor
-
-        def patched(tensor: Any, scope: Any) -> None:
-            patch(tensor, scope)
-            scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-        monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
 
 
 def step(lengths: list[int], padding: int = 0) -> tuple[np.ndarray, Inputs]:

@@ -37,7 +37,7 @@ from hortus.rose.network import Inputs
 MOST_TOKENS = 64
 """Tokens up to which it is the faster, on one H200: docs/decisions/010-gpu-small-steps.md."""
 
-_ROWS, _KEYS, _WARPS, _STAGES = 16, 64, 4, 2
+_ROWS, _WARPS = 16, 4
 
 
 @triton.jit(do_not_specialize=["tokens"])  # one kernel for all steps
@@ -97,61 +97,37 @@ def _factor(squares, head, rows, tokens, eps, DIM: tl.constexpr, PARTS: tl.const
 def _attend(
     qkv, squares, out, positions, tokens, eps, score_scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    AHEAD: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr, CAUSAL: tl.constexpr, EARLY: tl.constexpr,
+    PARTS: tl.constexpr, CAUSAL: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """score_scale: times log2(e). AHEAD: a power of two, at least the tokens. PARTS: of a head in squares; 0: no norm."""
+    """score_scale: times log2(e). KEYS: at least the tokens. PARTS: of a head in squares; 0: no norm."""
     WIDTH: tl.constexpr = (HEADS + 2 * KV_HEADS) * DIM
     head, d = tl.program_id(0), tl.arange(0, DIM)
-    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     kv = HEADS + head // (HEADS // KV_HEADS)
-    live = rows < tokens
-    start = rows - tl.load(positions + rows, mask=live, other=0)
-    last = tl.max(tl.where(live, rows, 0), 0)
-    first = tl.min(tl.where(live, start, tokens), 0)
-    end = last + 1
-    if not CAUSAL:  # where the next sequence begins
-        after = end + tl.arange(0, AHEAD)
-        end = tl.min(tl.where(tl.load(positions + after, mask=after < tokens, other=0) == 0, after, tokens), 0)
+    rows, keys = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.arange(0, KEYS)
+    live, there = (rows < tokens)[:, None], (keys < tokens)[:, None]
+    start = rows - tl.load(positions + rows, mask=rows < tokens, other=0)
+    begin = keys - tl.load(positions + keys, mask=keys < tokens, other=0)
+    seen = (start[:, None] == begin[None, :]) & (keys < tokens)[None, :]
+    if CAUSAL:
+        seen = seen & (keys[None, :] <= rows[:, None])
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
-    q = tl.load(qkv + rows[:, None] * WIDTH + head * DIM + d[None, :], mask=live[:, None], other=0.0)
+    k_at = qkv + keys[:, None] * WIDTH + kv * DIM + d[None, :]
+    q = tl.load(qkv + rows[:, None] * WIDTH + head * DIM + d[None, :], mask=live, other=0.0)
+    k = tl.load(k_at, mask=there, other=0.0)
+    v = tl.load(k_at + KV_HEADS * DIM, mask=there, other=0.0)
+    # Bits: a maximum of numbers drops NaN.
+    broken = tl.max(v.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1) >= 0x7F800000
+    v = tl.where(broken[:, None], 0.0, v)
+    s = tl.dot(q, k.T) * score_scale
     if PARTS:
-        of_q = _factor(squares, head, rows, tokens, eps, DIM, PARTS) * score_scale
-    acc = tl.zeros((ROWS, DIM), tl.float32)
-    most = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    for at in tl.range(first, end, KEYS, num_stages=STAGES):
-        keys = at + tl.arange(0, KEYS)
-        there = keys < end
-        k_at = qkv + keys[:, None] * WIDTH + kv * DIM + d[None, :]
-        k = tl.load(k_at, mask=there[:, None], other=0.0)
-        v = tl.load(k_at + KV_HEADS * DIM, mask=there[:, None], other=0.0)
-        begin = keys - tl.load(positions + keys, mask=there, other=0)
-        # Bits: a maximum of numbers drops NaN.
-        broken = tl.max(v.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1) >= 0x7F800000
-        v = tl.where(broken[:, None], 0.0, v)
-        seen = (start[:, None] == begin[None, :]) & there[None, :]
-        if CAUSAL:
-            seen = seen & (keys[None, :] <= rows[:, None])
-        s = tl.dot(q, k.T)
-        if PARTS:
-            s = s * of_q[:, None] * _factor(squares, kv, keys, tokens, eps, DIM, PARTS)[None, :]
-        else:
-            s = s * score_scale
-        s = tl.where(seen, tl.where(broken[None, :], float("nan"), s), float("-inf"))
-        # Of a row that has seen nothing yet, infinity less itself would be NaN.
-        now = tl.maximum(most, tl.max(s, 1))
-        base = tl.where(now == float("-inf"), 0.0, now)
-        e = tl.exp2(s - base[:, None])
-        shrink = tl.exp2(most - base)
-        total = total * shrink + tl.sum(e, 1)
-        acc = tl.dot(e.to(v.dtype), v, acc * shrink[:, None])
-        most = now
-    y = acc / total[:, None]
-    tl.store(
-        out + rows[:, None] * (HEADS * DIM) + head * DIM + d[None, :], y.to(out.dtype.element_ty), mask=live[:, None]
-    )
+        s *= _factor(squares, head, rows, tokens, eps, DIM, PARTS)[:, None]
+        s *= _factor(squares, kv, keys, tokens, eps, DIM, PARTS)[None, :]
+    s = tl.where(seen, tl.where(broken[None, :], float("nan"), s), float("-inf"))
+    e = tl.exp2(s - tl.max(s, 1)[:, None])
+    y = tl.dot(e.to(v.dtype), v) / tl.sum(e, 1)[:, None]
+    tl.store(out + rows[:, None] * (HEADS * DIM) + head * DIM + d[None, :], y.to(out.dtype.element_ty), mask=live)
 
 
 def turned(
@@ -198,8 +174,8 @@ def attend(qkv: Tensor, squares: Tensor, positions: Tensor, heads: Heads, eps: f
     on = early(qkv)
     _attend[(heads.heads, triton.cdiv(tokens, _ROWS))](
         qkv, squares, out, positions, tokens, eps, heads.scale / math.log(2),
-        heads.heads, heads.kv_heads, heads.head_dim, _ROWS, _KEYS, triton.next_power_of_2(MOST_TOKENS), parts, _STAGES,
-        heads.causal, on, num_warps=_WARPS, launch_pdl=on,
+        heads.heads, heads.kv_heads, heads.head_dim, _ROWS, MOST_TOKENS, parts, heads.causal, on,
+        num_warps=_WARPS, launch_pdl=on,
     )  # fmt: skip
     return out
 

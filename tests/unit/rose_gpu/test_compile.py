@@ -37,7 +37,7 @@ NORM = {"WIDTH": 1024, "BLOCK": 1024}
 FOUR = {**NORM, "ROWS": 4}
 ONE = {**NORM, "ROWS": 1}
 HEADS = {"HEADS": 16, "KV_HEADS": 8, "DIM": 128}
-BLOCKS = {"ROWS": attend._ROWS, "KEYS": attend._KEYS, "AHEAD": 64, "STAGES": attend._STAGES}
+BLOCKS = {"ROWS": attend._ROWS, "KEYS": attend.MOST_TOKENS}
 
 
 def product(tile, width, depth, *, gated):
