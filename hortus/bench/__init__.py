@@ -141,8 +141,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--target", action="append", metavar="T", help="may be given several times; ratios are to the first [serve]"
     )
-    p.add_argument("--model", default="demo", help="a folder, hub id or demo; its tokenizer counts the tokens [demo]")
-    p.add_argument(
+    one = p.add_mutually_exclusive_group()
+    one.add_argument("--model", default="demo", help="a folder, hub id or demo; its tokenizer counts the tokens [demo]")
+    one.add_argument(
         "--shape",
         metavar="NAME",
         help="instead of --model: random weights of a published shape, and a tokenizer; "

@@ -52,8 +52,9 @@ from hortus.types import LazyTensor, TokenBatch
 def main(argv: Sequence[str]) -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="hortus bench corpus", description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--model", default="demo")
-    parser.add_argument("--shape", choices=SHAPES, help="random weights of this shape instead of a model")
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument("--model", default="demo")
+    one.add_argument("--shape", choices=SHAPES, help="random weights of this shape instead of a model")
     parser.add_argument("--rows", type=whole, default=1024, help="of 1 to 11 sentences each, or of --tokens")
     parser.add_argument("--tokens", type=whole, help="of each row, by the model's tokenizer")
     parser.add_argument(

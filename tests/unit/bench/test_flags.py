@@ -34,6 +34,8 @@ def files(tmp_path, monkeypatch):
     ("words", "said"),
     [
         ("latenci", "no suite 'latenci'"),
+        ("latency --model demo --shape tiny", "--shape: not allowed with argument --model"),
+        ("corpus --shape tiny --model demo", "--model: not allowed with argument --shape"),
         ("latency --rounds 0", "--rounds: '0' is not a whole number of at least 1"),
         ("latency --rounds -1", "--rounds: '-1'"),
         ("latency --rounds 1.5", "--rounds: '1.5'"),
