@@ -222,7 +222,7 @@ class Run:
                     load = self.attempt(t, what, self.timed, t, requests, Closed(n, self.seconds))
                     loads[t.name] += [load] if load else []
                 elif n > 1:
-                    self.attempt(t, what, t.load, requests, Closed(n, min(1.0, self.seconds / 2)))
+                    self.attempt(t, what, t.load, requests, Closed(n, min(1.0, 2 * self.seconds)))
             targets = [t for t in targets if t in self.targets]
         records = []
         for t in targets:
