@@ -15,6 +15,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -187,10 +188,13 @@ class Link:
     async def _open(self, connection: Any, told: Description) -> Stream:
         """The stream for Encode: beside gRPC where the replica offers that and we reach it, else over gRPC."""
         if told.stream_socket and self.target.address.startswith("unix:"):
+            # By its name beside the socket that we came through: the replica may know the folder by another path than we do,
+            # and under the path that it tells another replica may listen here.
+            here = Path(self.target.address.removeprefix("unix:")).with_name(Path(told.stream_socket).name)
             try:
-                return await connect_local(told.stream_socket)
+                return await connect_local(str(here))
             except OSError as e:
-                log.warning("replica %s: %s cannot be reached (%s); taking gRPC", self, told.stream_socket, e)
+                log.warning("replica %s: %s cannot be reached (%s); taking gRPC", self, here, e)
         return GrpcStream(connection.stream_stream(wire.ENCODE)(metadata=shown(self._config)))
 
     def _broken(self, why: str) -> None:

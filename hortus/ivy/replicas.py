@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 REST_S = 1.0
 """How long a replica whose engine does not answer is passed over."""
+_FETCH_PAUSE_S = 0.1
+"""Before the model's files are asked for again."""
 _LEAST_SHARE = 0.1
 """Of a full share, what a replica that has just come up gets."""
 
@@ -159,13 +161,14 @@ class Replicas:
         while True:
             link = next((link for link in self.links.values() if link.up), None)
             if link is None:
-                await asyncio.sleep(0.1)  # it went again: the links are being made anew
+                await asyncio.sleep(_FETCH_PAUSE_S)  # it went again: the links are being made anew
                 continue
             try:
                 for file in told.files:
                     await self._fetch(link, file, where)
             except Lost as e:
                 log.warning("fetching the model's files from %s: %s; trying again", link, e)
+                await asyncio.sleep(_FETCH_PAUSE_S)
                 continue
             return await asyncio.to_thread(
                 open_folder, str(where), served_name=told.info.name, max_length=told.info.max_tokens

@@ -90,7 +90,7 @@ class Description:
     version: int = VERSION
     draining: bool = False
     stream_socket: str = ""
-    """Path of a Unix socket for Encode's messages without gRPC; empty: none."""
+    """Path of a Unix socket for Encode's messages without gRPC, beside the one that is called; empty: none."""
 
 
 _NO_TRACE = bytes(CONTEXT_BYTES)

@@ -17,30 +17,37 @@ _WEIGHTS = (".safetensors", ".bin", ".pt")
 _SAMPLES, _SAMPLE_BYTES = 64, 16 * 1024
 
 
+def _places(folder: ModelFolder) -> list[Path]:
+    places = {folder.path, folder.transformer, *(m.path for m in folder.modules)}
+    return sorted(place for place in places if place.is_dir())
+
+
 def small_files(folder: ModelFolder) -> dict[str, Path]:
     """Path inside the folder -> file: the JSON of the folder itself and of every module. Weight indexes are left out."""
-    places = {folder.path, folder.transformer, *(m.path for m in folder.modules)}
     return {
         file.relative_to(folder.path).as_posix(): file
-        for place in sorted(places)
-        if place.is_dir()
+        for place in _places(folder)
         for file in sorted([*place.glob("*.json"), *place.glob(METADATA)])
         if not file.name.endswith(".index.json")
     }
 
 
-def describe(folder: ModelFolder, info: ModelInfo) -> Description:
-    """Reads the files once. The fingerprint covers them whole, and each weight file in samples spread over it: reading
-    gigabytes would cost a start more than it tells, and training changes every tensor."""
+def describe(folder: ModelFolder, info: ModelInfo) -> tuple[Description, dict[str, bytes]]:
+    """The description, and what is in the files that it names, read once. The fingerprint covers them whole, and each weight
+    file, of modules too, in samples spread over it: reading gigabytes would cost a start more than it tells, and training
+    changes every tensor."""
     whole = hashlib.sha256()
-    files = []
+    files, contents = [], {}
     for name, path in small_files(folder).items():
-        data = path.read_bytes()
+        data = contents[name] = path.read_bytes()
         files.append(File(name, len(data), hashlib.sha256(data).hexdigest()))
         whole.update(f"{name} {files[-1].sha256}\n".encode())
-    for path in sorted(p for p in folder.transformer.iterdir() if p.suffix in _WEIGHTS):
-        whole.update(f"{path.name} {_sampled(path)}\n".encode())
-    return Description(info, whole.hexdigest(), tuple(files))
+    for place in _places(folder):
+        for path in sorted(p for p in place.iterdir() if p.suffix in _WEIGHTS):
+            # The trunk's by their names alone: so schedulers that knew no others agree about most models.
+            name = path.name if place == folder.transformer else path.relative_to(folder.path).as_posix()
+            whole.update(f"{name} {_sampled(path)}\n".encode())
+    return Description(info, whole.hexdigest(), tuple(files)), contents
 
 
 def _sampled(path: Path) -> str:

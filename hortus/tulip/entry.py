@@ -13,10 +13,12 @@ from hortus.errors import InvalidInput, RequestError, TooLong
 from hortus.types import ModelInfo, TokenBatch
 
 
-def faults(batches: Sequence[TokenBatch], info: ModelInfo, max_rows: int) -> list[RequestError | None]:
-    """What is wrong with each batch, None where nothing is. max_rows: rows that fit into one answer.
+def faults(batches: Sequence[TokenBatch], info: ModelInfo, max_rows: int, types: int = 0) -> list[RequestError | None]:
+    """What is wrong with each batch, None where nothing is. max_rows: rows that fit into one answer. types: how many types of
+    tokens the model tells apart; 0: it reads none.
 
-    Ids outside the vocabulary would read past the embedding table, an empty sequence would divide by zero.
+    Ids outside the vocabulary would read past the embedding table, types of tokens past theirs, an empty sequence would divide
+    by zero.
     """
     # One sequence is the common case, and of few tokens: Python's own min and max beat numpy's there.
     most, vocabulary = min(info.max_tokens, 64), info.vocab_size
@@ -24,15 +26,16 @@ def faults(batches: Sequence[TokenBatch], info: ModelInfo, max_rows: int) -> lis
         None
         if len(b.cu_seqlens) == 2
         and b.spans is None
+        and b.token_types is None
         and 0 < len(b.ids) <= most
         and min(ids := b.ids.tolist()) >= 0
         and max(ids) < vocabulary
-        else _fault(b, info, max_rows)
+        else _fault(b, info, max_rows, types)
         for b in batches
     ]
 
 
-def _fault(batch: TokenBatch, info: ModelInfo, max_rows: int) -> RequestError | None:
+def _fault(batch: TokenBatch, info: ModelInfo, max_rows: int, types: int) -> RequestError | None:
     count = len(batch.cu_seqlens) - 1
     if count == 0:
         return InvalidInput("no sequences", param="input")
@@ -57,6 +60,13 @@ def _fault(batch: TokenBatch, info: ModelInfo, max_rows: int) -> RequestError | 
         at = int(np.searchsorted(batch.cu_seqlens, position, side="right")) - 1
         return InvalidInput(
             f"token id {int(ids[position])} of sequence {at} is outside this model's vocabulary, 0 to {info.vocab_size - 1}",
+            param=f"input[{at}]",
+        )
+    if types and batch.token_types is not None and int(batch.token_types.max()) >= types:
+        position = int(batch.token_types.argmax())
+        at = int(np.searchsorted(batch.cu_seqlens, position, side="right")) - 1
+        return InvalidInput(
+            f"token type {int(batch.token_types[position])} of sequence {at} is none of this model's, 0 to {types - 1}",
             param=f"input[{at}]",
         )
     return _span_fault(batch)

@@ -21,12 +21,12 @@ from grpc_reflection.v1alpha import reflection
 
 from hortus.config import LinkConfig
 from hortus.errors import StartError
-from hortus.folder import ModelFolder
+from hortus.folder import ModelFolder, token_types
 from hortus.protocol import wire
 from hortus.protocol.credentials import OPTIONS, allowed, server_credentials
 from hortus.protocol.streams import GrpcStream, LocalStream, Stream, listen_local
 from hortus.protocol.wire import Malformed
-from hortus.tulip.describe import describe, small_files
+from hortus.tulip.describe import describe
 from hortus.tulip.scheduler import Scheduler
 from hortus.tulip.spans import Spans
 from hortus.tulip.stream import GatewayStream
@@ -93,8 +93,11 @@ class Server:
 
     async def open(self, scheduler: Scheduler, folder: ModelFolder, info: ModelInfo) -> None:
         """The model is there: take work. Reads the folder's small files (and samples of its weights) in a thread."""
-        described = await asyncio.to_thread(describe, folder, info)
-        self._opened = _Opened(scheduler, info, described, small_files(folder))
+        described, files = await asyncio.to_thread(describe, folder, info)
+        types = (
+            max(token_types(folder.config), 1 + len(folder.adapters)) if folder.adapters else token_types(folder.config)
+        )
+        self._opened = _Opened(scheduler, info, described, files, types)
         self._health.scheduler = scheduler
         await self._health.tell()
 
@@ -151,13 +154,12 @@ class Server:
     async def _fetch(self, data: bytes, context: Any) -> AsyncIterator[bytes]:
         files = (await self._model(context)).files
         try:
-            path = files.get(wire.read_fetch(data))
+            whole = files.get(wire.read_fetch(data))
         except Malformed as e:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))
-        if path is None:
+        if whole is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such file in the description")
             return
-        whole = await asyncio.to_thread(path.read_bytes)
         for at in range(0, max(1, len(whole)), _PIECE_BYTES):
             yield wire.pack_piece(whole[at : at + _PIECE_BYTES])
 
@@ -183,7 +185,7 @@ class Server:
 
     async def _serve(self, opened: _Opened, messages: Stream, peer: str) -> None:
         """One gateway's stream, to its end. Raises Malformed."""
-        stream = GatewayStream(opened.scheduler, opened.info, messages, self._spans)
+        stream = GatewayStream(opened.scheduler, opened.info, messages, self._spans, opened.types)
         self._streams.add(stream)
         if self._draining:
             stream.say_draining()
@@ -206,29 +208,50 @@ class _Opened:
     scheduler: Scheduler
     info: ModelInfo
     described: wire.Description
-    files: dict[str, Path]
+    files: dict[str, bytes]
+    """As described: what is written over them later is for the next start."""
+    types: int
+    """Of tokens; see entry.faults."""
 
 
 class _Health(health.aio.HealthServicer):  # type: ignore[misc]
-    """grpc.health.v1: the server as a whole ("") lives; the service `hortus.v1.Tulip` is ready, which Check asks of the
+    """grpc.health.v1: the server as a whole ("") lives; the service `hortus.v1.Tulip` is ready, which Check and Watch ask of the
     engine itself, at most once a second."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scheduler: Scheduler | None = None
         self._asked = float("-inf")
+        self._alive = True
+        """What the engine's latest probe came to."""
         self._draining = False
 
     async def Check(self, request: Any, context: Any) -> Any:
-        if request.service and self.scheduler is not None and time.monotonic() - self._asked > FRESH_S:
-            self._asked = time.monotonic()
-            await self.scheduler.probe(PROBE_S)
-            await self.tell()
+        if request.service:
+            await self._look()
         return await super().Check(request, context)
+
+    async def Watch(self, request: Any, context: Any) -> None:
+        looking = asyncio.create_task(self._keep_looking())
+        try:
+            await super().Watch(request, context)
+        finally:
+            looking.cancel()
+
+    async def _look(self) -> None:
+        if self.scheduler is not None and time.monotonic() - self._asked > FRESH_S:
+            self._asked = time.monotonic()
+            self._alive = await self.scheduler.probe(PROBE_S)
+            await self.tell()
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await self._look()
+            await asyncio.sleep(FRESH_S)
 
     async def tell(self) -> None:
         status = health_pb2.HealthCheckResponse
-        ready = self.scheduler is not None and self.scheduler.healthy and not self._draining
+        ready = self.scheduler is not None and self.scheduler.healthy and self._alive and not self._draining
         await self.set("", status.SERVING)
         await self.set(wire.SERVICE, status.SERVING if ready else status.NOT_SERVING)
 

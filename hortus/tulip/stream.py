@@ -36,8 +36,12 @@ class _Over(Exception):
 class GatewayStream:
     """run() until it ends, then close()."""
 
-    def __init__(self, scheduler: Scheduler, info: ModelInfo, messages: Stream, spans: Spans | None = None) -> None:
+    def __init__(
+        self, scheduler: Scheduler, info: ModelInfo, messages: Stream, spans: Spans | None = None, types: int = 0
+    ) -> None:
+        """types: see entry.faults."""
         self._scheduler, self._info, self._messages, self._spans = scheduler, info, messages, spans
+        self._types = types
         self._max_rows = MAX_MESSAGE_BYTES // (4 * info.width)
         self._live: dict[int, Asked] = {}
         """Asks without an answer, by number."""
@@ -85,7 +89,8 @@ class GatewayStream:
         message = wire.read_asks(data)
         now = time.monotonic()
         asks = message.asks
-        for ask, fault in zip(asks, faults([a.batch for a in asks], self._info, self._max_rows), strict=True):
+        found = faults([a.batch for a in asks], self._info, self._max_rows, self._types)
+        for ask, fault in zip(asks, found, strict=True):
             number = ask.number
             if number in self._live:
                 raise Malformed(f"ask number {number} is in use")

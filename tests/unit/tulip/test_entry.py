@@ -41,6 +41,15 @@ def test_refused_by_name(sequences, code, said):
     assert said in error.message
 
 
+def test_types_of_tokens_that_the_model_has_not_are_refused():
+    batch = TokenBatch(np.ones(5, np.int32), np.array([0, 2, 5], np.int32), np.array([0, 1, 0, 2, 1], np.uint8))
+    error = faults([batch], INFO, 8, types=2)[0]
+    assert error is not None
+    assert (error.code, error.param) == ("invalid_input", "input[1]")
+    assert error.message == "token type 2 of sequence 1 is none of this model's, 0 to 1"
+    assert faults([batch], INFO, 8, types=3) == faults([batch], INFO, 8) == [None]  # 0: the model reads none
+
+
 def test_each_ask_alone():
     batches = [TokenBatch.of([[1]]), TokenBatch.of([[99]]), TokenBatch.of([[2]])]
     assert [f is None for f in faults(batches, INFO, 8)] == [True, False, True]
