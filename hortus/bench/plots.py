@@ -41,7 +41,7 @@ def draw(group: Group, folder: Path) -> list[str]:
         for kind, drawing in _KINDS.items():
             figure, axes = plt.subplots(figsize=(7.5, 4.2))
             if drawing(axes, group.records):
-                axes.set_title(f"{group.model} on {group.hardware}", fontsize=9, loc="left")
+                axes.set_title(group.title, fontsize=9, loc="left")
                 if axes.get_legend_handles_labels()[0]:
                     axes.legend(frameon=False, fontsize=8)
                 stem = f"{kind}-{group.slug}"
@@ -71,14 +71,18 @@ def _by_target(records: Sequence[Record]) -> dict[str, list[Record]]:
     return dict(sorted(found.items(), key=lambda x: order.index(x[0]) if x[0] in order else len(order)))
 
 
+def _peers_last(records: Sequence[Record]) -> list[Record]:
+    """A size may be in several suites, of which the last counts: one run beside peers rather than `engine`, ours alone."""
+    return sorted(records, key=lambda r: r.suite != "engine")
+
+
 def latency(axes: Axes, records: Sequence[Record]) -> bool:
     """A group of bars a size: median, with a line up to the 99th percentile."""
-    rows = [r for r in records if sized(r) and r.suite != "throughput"]
+    rows = [r for r in _peers_last(records) if sized(r) and r.suite != "throughput"]
     sizes = sorted({(r.batch or 0, r.tokens or 0) for r in rows})
     targets = _by_target(rows)
     width = 0.8 / max(len(targets), 1)
     for i, (name, mine) in enumerate(targets.items()):
-        # A size may be both in `engine` and in a suite: the last one counts, which is the later in the files.
         by_size = {(r.batch or 0, r.tokens or 0): r for r in mine}
         at = [k + (i - (len(targets) - 1) / 2) * width for k, s in enumerate(sizes) if s in by_size]
         shown = [by_size[s] for s in sizes if s in by_size]
@@ -95,7 +99,7 @@ def latency(axes: Axes, records: Sequence[Record]) -> bool:
 
 def throughput(axes: Axes, records: Sequence[Record]) -> bool:
     """Tokens a second by the tokens of one request."""
-    rows = [r for r in records if sized(r) and r.tokens_per_s]
+    rows = [r for r in _peers_last(records) if sized(r) and r.tokens_per_s]
     for name, mine in _by_target(rows).items():
         points = sorted({(r.batch or 0) * (r.tokens or 0): r.tokens_per_s or 0.0 for r in mine}.items())
         axes.plot(*zip(*points, strict=True), marker="o", ms=4, label=name, color=_colour(name))
@@ -145,7 +149,7 @@ def graphs(axes: Axes, records: Sequence[Record]) -> bool:
     rows = [r for r in records if r.suite == "graphs" and r.hit_rate is not None]
     for name, mine in _by_target(rows).items():
         points = sorted((r.at_s or 0.0, 100 * (r.hit_rate or 0.0)) for r in mine)
-        axes.plot(*zip(*points, strict=True), label=name, color=_colour(name))
+        axes.plot(*zip(*points, strict=True), marker="o", ms=3, label=name, color=_colour(name))
     if rows:
         axes.set_ylim(0, 102)
         axes.set(xlabel="seconds", ylabel="steps that replay a graph, %")

@@ -51,25 +51,37 @@ def latest(records: Iterable[Record]) -> dict[Key, list[Record]]:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One machine and model: what may stand in one picture."""
+    """One machine, model and number format: what may stand in one picture."""
 
     hardware: str
     model: str
+    dtype: str | None
+    """Told where there are several."""
     records: tuple[Record, ...]
     """The latest of each case."""
 
     @property
+    def title(self) -> str:
+        return f"{self.model} on {self.hardware}" + (f", {self.dtype}" if self.dtype else "")
+
+    @property
     def slug(self) -> str:
-        text = f"{self.hardware} {self.model}".lower()
+        text = f"{self.hardware} {self.model} {self.dtype or ''}".lower()
         return "-".join("".join(c if c.isalnum() else " " for c in text).split())
 
 
 def groups(records: Sequence[Record]) -> list[Group]:
-    """By machine and model, in order of appearance."""
+    """By machine, model and number format, in order of appearance. Whoever does not say its format stands with the first."""
     found: dict[tuple[str, str], list[Record]] = {}
     for runs in latest(records).values():
         found.setdefault((runs[-1].hardware, runs[-1].model), []).append(runs[-1])
-    return [Group(hardware, model, tuple(rows)) for (hardware, model), rows in found.items()]
+    every = []
+    for (hardware, model), rows in found.items():
+        known: list[str | None] = [*dict.fromkeys(r.dtype for r in rows if r.dtype)] or [None]
+        for dtype in known:
+            mine = tuple(r for r in rows if (r.dtype or known[0]) == dtype)
+            every.append(Group(hardware, model, dtype if len(known) > 1 else None, mine))
+    return every
 
 
 def spreads(records: Sequence[Record]) -> list[tuple[Record, float]]:
@@ -86,7 +98,7 @@ def page(records: Sequence[Record], pictures: dict[str, list[str]]) -> str:
     """The Markdown page. pictures: file stems by group."""
     parts = ["# Benchmark report", "Made by `hortus bench report` from JSON lines; the latest run of each case."]
     for g in groups(records):
-        parts.append(f"## {g.model} on {g.hardware}")
+        parts.append(f"## {g.title}")
         parts += [f"![{name}]({name}.svg)" for name in pictures.get(g.slug, [])]
         for title, rows, columns in (
             ("One request of one size", [r for r in g.records if sized(r)], _SIZED_COLUMNS),
@@ -197,6 +209,7 @@ class Table:
     title: str
     hardware: str
     model: str
+    dtype: str
     columns: tuple[tuple[str, str], ...]
     """(heading, label)"""
     rows: tuple[tuple[str, tuple[str, ...], int, int, int | None, str], ...]
@@ -210,7 +223,7 @@ _ENCODER_ROWS = tuple(
 )
 TABLES = (
     Table(
-        "NVIDIA H200, 0.6B shape, bf16, in process", "H200", "qwen3-0.6b-random",
+        "NVIDIA H200, 0.6B shape, bf16, in process", "H200", "qwen3-0.6b-random", "bfloat16",
         (("Hortus", "engine"), ("vLLM 0.22.0", "vllm"), ("transformers", "transformers")),
         (
             ("1 x 128 tokens", ("latency", "engine"), 1, 128, None, "median_ms"),
@@ -219,11 +232,11 @@ TABLES = (
             ("100 x 512 tokens", ("throughput", "engine"), 100, 512, None, "tokens_per_s"),
         ),
     ),
-    Table("NVIDIA H200, bge-base shape, bf16, in process", "H200", "bge-base-random", _ENGINES, _ENCODER_ROWS),
-    Table("NVIDIA H200, ModernBERT-base shape", "H200", "modernbert-base-random", _ENGINES, _ENCODER_ROWS),
-    Table("NVIDIA H200, MiniLM shape", "H200", "minilm-random", _ENGINES, _ENCODER_ROWS),
+    Table("NVIDIA H200, bge-base shape, bf16, in process", "H200", "bge-base-random", "bfloat16", _ENGINES, _ENCODER_ROWS),
+    Table("NVIDIA H200, ModernBERT-base shape", "H200", "modernbert-base-random", "bfloat16", _ENGINES, _ENCODER_ROWS),
+    Table("NVIDIA H200, MiniLM shape", "H200", "minilm-random", "bfloat16", _ENGINES, _ENCODER_ROWS),
     Table(
-        "CPU, all-MiniLM-L6-v2, float32", "cores", "all-MiniLM-L6-v2",
+        "CPU, all-MiniLM-L6-v2, float32", "cores", "all-MiniLM-L6-v2", "float32",
         (
             ("Hortus, HTTP", "hortus-http"), ("Infinity, HTTP", "infinity"), ("Hortus, in process", "hortus"),
             ("sentence-transformers", "sentence-transformers"),
@@ -251,7 +264,8 @@ def figures(records: Sequence[Record]) -> str:
             for _, who in t.columns:
                 found = [
                     r for r in newest
-                    if t.hardware in r.hardware and SHARED not in r.hardware and r.model == t.model
+                    if t.hardware in r.hardware and SHARED not in r.hardware
+                    and (r.model, r.dtype or t.dtype) == (t.model, t.dtype)
                     and label(r) == who and r.suite in suites
                     and (r.suite != "engine" or sized(r)) and (r.batch, r.tokens) == (batch, tokens)
                     and (clients is None or r.clients == clients)

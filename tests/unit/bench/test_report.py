@@ -1,6 +1,7 @@
 """Records to tables, pages and pictures; and that README says what bench/results say."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +79,18 @@ def test_the_latest_run_of_a_case_counts_and_the_spread_is_told():
     [(record, spread)] = report.spreads(SAMPLE)
     assert (record.tokens, spread) == (128, pytest.approx(14 / 12.8 - 1))
     assert len(newest) == len(SAMPLE) - 1
+
+
+def test_number_formats_do_not_stand_in_one_picture():
+    one = [replace(r, dtype="bfloat16") for r in SAMPLE]
+    unknown = replace(SAMPLE[0], target="openai", dtype=None)
+    groups = report.groups([*one, replace(SAMPLE[0], dtype="fp8", median_ms=1.0), unknown])
+    assert [(g.dtype, g.title, g.slug) for g in groups] == [
+        ("bfloat16", "m on Chip, 2 cores, bfloat16", "chip-2-cores-m-bfloat16"),
+        ("fp8", "m on Chip, 2 cores, fp8", "chip-2-cores-m-fp8"),
+    ]
+    assert {r.dtype for r in groups[0].records} == {"bfloat16", None}
+    assert [r.median_ms for r in groups[1].records] == [1.0]
 
 
 def test_page_and_pictures(tmp_path, capsys):
