@@ -62,7 +62,7 @@ def _turned(
         w += tl.where(turns, 0.0, 1.0)
     position = tl.load(positions + rows, mask=rows < tokens, other=0)
     if EARLY:
-        skinny._fetch(weight, n.to(tl.int64) * COLS * DEPTH, COLS, DEPTH * 2, DEPTH)
+        skinny.fetch(weight, n.to(tl.int64) * COLS * DEPTH, COLS, DEPTH * 2, DEPTH)
         gdc_launch_dependents()
         gdc_wait()
     k = tl.arange(0, STEP)

@@ -44,7 +44,7 @@ class Tile(NamedTuple):
 
 
 @triton.jit
-def _fetch(weight, first, ROWS: tl.constexpr, BYTES: tl.constexpr, STRIDE: tl.constexpr):
+def fetch(weight, first, ROWS: tl.constexpr, BYTES: tl.constexpr, STRIDE: tl.constexpr):
     """Ask for ROWS x BYTES of a weight to come into the L2 cache; 128 bytes a line."""
     LINES: tl.constexpr = ROWS * (BYTES // 128)
     line = tl.arange(0, triton.next_power_of_2(LINES)) % LINES
@@ -65,7 +65,7 @@ def _product(
     TAKEN: tl.constexpr = 2 * COLS if GATED else COLS
     first = tl.program_id(0) * TAKEN
     if EARLY:
-        _fetch(weight, first.to(tl.int64) * DEPTH + part * SHARE, TAKEN, SHARE * 2, DEPTH)
+        fetch(weight, first.to(tl.int64) * DEPTH + part * SHARE, TAKEN, SHARE * 2, DEPTH)
         gdc_launch_dependents()
         gdc_wait()
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
