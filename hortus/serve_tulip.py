@@ -18,6 +18,7 @@ from hortus.child import announce
 from hortus.config import Config
 from hortus.engines import load_engine, open_model
 from hortus.metrics import Metrics
+from hortus.stopping import Patience
 from hortus.tulip.scheduler import Scheduler
 from hortus.tulip.server import Server
 from hortus.tulip.spans import Spans
@@ -35,11 +36,11 @@ def serve_tulip(model: str, config: Config, *, supervised: bool = False) -> int:
 
 
 def stop_on_signals() -> asyncio.Event:
-    """Set by SIGTERM and SIGINT; the second one ends the process at once, with the status that shells expect."""
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    """Set by SIGTERM and SIGINT; a second one (see stopping.py) ends the process at once, with the status that shells expect."""
+    loop, stop, patience = asyncio.get_running_loop(), asyncio.Event(), Patience()
 
     def handle(number: int) -> None:
-        if stop.is_set():
+        if patience.lost():
             log.warning("second signal: exiting at once")
             os._exit(128 + number)
         stop.set()

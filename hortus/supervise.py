@@ -30,6 +30,7 @@ from hortus.engines import open_model
 from hortus.errors import StartError
 from hortus.ivy.server import address_of, bind
 from hortus.start import say
+from hortus.stopping import Patience
 
 log = logging.getLogger("hortus.supervise")
 
@@ -37,10 +38,11 @@ PAUSES_S = (0.1, 10.0)
 """First and longest pause before a dead child is started again."""
 SETTLED_S = 30.0
 """A child that has run for this long starts its next life with the first pause again."""
-_IMPATIENT_S = 1.0
-"""A signal this long after the first means: at once. Some senders repeat themselves by accident, and sooner."""
+_MOST_PORT = 65535
 _MOST_SOCKET_NAME = 107
 """Bytes; one less than Linux's sun_path."""
+_CONNECTED_S = 2.0
+"""How long after it is ready an engine has all gateways again."""
 _KILL_S = 5.0
 """How long after its own drain time a child that stays is killed."""
 
@@ -75,7 +77,7 @@ def plan(model: str, config: Config, *, where: Path, port: int, visible: list[st
     """All children, engines first. Pure.
 
     where: a folder for the sockets. port: of all gateways. visible: GPUs, one an engine; none or --device cpu: the engines
-    share `cores`. StartError when there are fewer GPUs than engines.
+    share `cores`. StartError when there are fewer GPUs than engines, or no room for the ports of metrics.
     """
     count, link = config.link.replicas, config.link
     on_gpu = bool(visible) and config.rose.device != "cpu" and config.tulip.fake_delay_ms is None
@@ -85,6 +87,7 @@ def plan(model: str, config: Config, *, where: Path, port: int, visible: list[st
             "it several times, as in CUDA_VISIBLE_DEVICES=0,0"
         )
     sockets = [f"unix:{where}/tulip-{i}" for i in range(count)]
+    _check_metrics_ports(link.metrics_port, count + max(1, link.gateways), port)
     children = []
     for i, listen in enumerate(sockets):
         rose = config.rose
@@ -102,6 +105,20 @@ def plan(model: str, config: Config, *, where: Path, port: int, visible: list[st
     return children
 
 
+def _check_metrics_ports(first: int | None, count: int, port: int) -> None:
+    if not first:
+        return
+    last = first + count - 1
+    if last > _MOST_PORT:
+        raise StartError(
+            f"--metrics-port {first}: {count} processes take the ports {first} to {last}, beyond {_MOST_PORT}"
+        )
+    if first <= port <= last:
+        raise StartError(
+            f"--metrics-port {first}: {count} processes take the ports {first} to {last}, and {port} is --port"
+        )
+
+
 def _shifted(port: int | None, by: int) -> int | None:
     return port + by if port else port
 
@@ -115,8 +132,9 @@ def as_toml(config: Config) -> str:
         for f in dataclasses.fields(values):
             value = getattr(values, f.name)
             if value is not None:
-                # JSON's numbers, booleans and strings are TOML's too (but for DEL, which nobody configures).
-                lines.append(f"{f.name} = {json.dumps(value)}")
+                # JSON's numbers, booleans and strings are TOML's too, but for DEL, which no setting holds, and for pairs of
+                # escapes, in which JSON writes an emoji.
+                lines.append(f"{f.name} = {json.dumps(value, ensure_ascii=False)}")
     return "\n".join(lines) + "\n"
 
 
@@ -177,12 +195,15 @@ class _Family:
         self._children, self._address, self._drain_s = children, address, drain_s
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._ready: set[str] = set()
+        """Have been ready at least once."""
+        self._up: dict[str, float] = {}
+        """Those that are ready in the life that they have now, and since when (time.monotonic())."""
         self._failed: asyncio.Future[str]
-        self._stopping = False
+        self._stopping = asyncio.Event()
         self._told = False
         self._out = os.dup(1)
         """What children write to: their own standard output is a pipe to here, for words between them and this process."""
-        self._first_signal = 0.0
+        self._patience = Patience()
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -196,7 +217,7 @@ class _Family:
         stopping = asyncio.ensure_future(stop.wait())
         ends: list[asyncio.Future[Any]] = [stopping, self._failed, *keepers]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        self._stopping = True
+        self._stopping.set()
         failed = self._failed.done()
         # Gateways first: what they have in flight still needs the engines. Nobody waits for anything after a failed start.
         for kind in ("ivy", "tulip"):
@@ -214,14 +235,11 @@ class _Family:
         return 0
 
     def _signalled(self, stop: asyncio.Event) -> None:
-        now = time.monotonic()
-        if stop.is_set() and now - self._first_signal > _IMPATIENT_S:
+        stop.set()
+        if self._patience.lost():
             for process in self._processes.values():
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
-        elif not stop.is_set():
-            self._first_signal = now
-            stop.set()
 
     def _reload(self) -> None:
         """Pass SIGHUP on to the gateways, which read their templates again."""
@@ -235,21 +253,31 @@ class _Family:
         deaths = 0
         while True:
             born = time.monotonic()
-            status = await self._live(child, begin)
-            if self._stopping:
-                log.info("%s ended with %s", child.name, _how(status))
+            try:
+                status = await self._live(child, begin)
+                how = f"ended with {_how(status)}"
+            except OSError as e:  # no process, no descriptor or no space left, perhaps only for now
+                status, how = 1, f"cannot be started: {e}"
+            if self._stopping.is_set():
+                log.info("%s %s", child.name, how)
                 return
             if child.name not in self._ready:
-                self._fail(f"{child.name} ended with {_how(status)} before it was ready")
+                self._fail(f"{child.name} {how} before it was ready")
                 return
             # Status 0: somebody has asked it to end, to have it started anew.
             deaths = 1 if status == 0 or time.monotonic() - born > SETTLED_S else deaths + 1
             wait = pause(deaths)
-            log.warning("%s ended with %s; starting it again in %.1f s", child.name, _how(status), wait)
+            log.warning("%s %s; starting it again in %.1f s", child.name, how, wait)
             await asyncio.sleep(wait)
+            if self._stopping.is_set():  # those of its kind may have been told to end already
+                return
+            if child.command[0] == "ivy":
+                self._renew_unreachable()
 
     async def _live(self, child: Child, begin: float) -> int:
-        """One life of a child; its exit status."""
+        """One life of a child; its exit status. OSError when it cannot begin."""
+        if child.command[0] == "tulip":  # whoever tidies up temporary files may have taken the folder
+            _socket_of(child).parent.mkdir(mode=0o700, exist_ok=True)
         environ = {k: v for k, v in os.environ.items() if not k.startswith("HORTUS_")} | dict(child.environ)
         ours = f"{child.name}@{os.getpid()}:{self._out}"
         words = (*child.command, "--config", "/dev/stdin", "--supervised", ours)
@@ -269,13 +297,28 @@ class _Family:
             if word == "ready":
                 log.info("%s is ready, process %d", child.name, process.pid)
                 self._ready.add(child.name)
+                self._up[child.name] = time.monotonic()
                 if len(self._ready) == len(self._children):
                     self._tell(time.monotonic() - begin)
+                    if child.command[0] == "tulip":
+                        asyncio.get_running_loop().call_later(_CONNECTED_S, self._renew_unreachable)
             elif word == "failed" and child.name not in self._ready:
                 self._fail(rest)
             elif word == "failed":
                 log.error("%s cannot start: %s", child.name, rest)
+        self._up.pop(child.name, None)
         return await process.wait()
+
+    def _renew_unreachable(self) -> None:
+        """An engine whose socket has been deleted serves the gateways that it has, and no other: it is started anew. One at a
+        time, and not before gateways have all the others."""
+        now, engines = time.monotonic(), [c for c in self._children if c.command[0] == "tulip"]
+        lost = [c for c in engines if c.name in self._up and not _socket_of(c).exists()]
+        settled = all(c in lost or now - self._up.get(c.name, now) > 0.9 * _CONNECTED_S for c in engines)
+        if lost and settled and not self._stopping.is_set():
+            log.warning("%s has lost its socket, where gateways reach it: it is started anew", lost[0].name)
+            with contextlib.suppress(ProcessLookupError):
+                self._processes[lost[0].name].terminate()
 
     def _tell(self, seconds: float) -> None:
         if not self._told:
@@ -305,6 +348,11 @@ class _Family:
                 if process.returncode is None:
                     process.kill()
             await asyncio.wait(waits)
+
+
+def _socket_of(engine: Child) -> Path:
+    """Where gateways reach it."""
+    return Path(engine.config.link.listen.removeprefix("unix:"))
 
 
 def _how(status: int) -> str:

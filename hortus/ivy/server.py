@@ -24,6 +24,7 @@ from hortus.ivy.app import App
 from hortus.ivy.connection import Connection
 from hortus.ivy.exchange import Request
 from hortus.ivy.http1 import written
+from hortus.stopping import Patience
 
 log = logging.getLogger("hortus.ivy")
 
@@ -240,11 +241,12 @@ def _tls(config: IvyConfig) -> ssl.SSLContext | None:
 
 @contextlib.contextmanager
 def _signals(stop: asyncio.Event, reload: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM and SIGINT set `stop`; the second one ends the process at once, with the status shells expect. SIGHUP reloads."""
-    loop = asyncio.get_running_loop()
+    """SIGTERM and SIGINT set `stop`; a later one (see stopping.py) ends the process at once, with the status shells expect.
+    SIGHUP reloads."""
+    loop, patience = asyncio.get_running_loop(), Patience()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():
+        if patience.lost():
             log.warning("second signal: exiting at once")
             os._exit(128 + number)
         loop.call_soon_threadsafe(stop.set)

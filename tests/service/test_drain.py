@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +22,7 @@ from gateway_server import FOLDER, read_answer, request
 from patience import PATIENCE_S
 from patience import until_seen as until
 
+from hortus.stopping import IMPATIENT_S
 from hortus.tulip.fake import FakeEngine
 
 
@@ -223,6 +225,10 @@ def test_a_second_signal_exits_at_once():
     """Not after --drain-s, when it would exit with 0."""
     with draining(signal.SIGTERM) as (process, _):
         assert process.poll() is None
+        process.send_signal(signal.SIGTERM)  # `timeout` sends two, one right after the other: that is no second thought
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(IMPATIENT_S / 2)
+        time.sleep(IMPATIENT_S)
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -120,6 +122,23 @@ async def test_a_rolling_restart_loses_nothing(home: Family):
             await until(lambda name=name, ups=ups: home.text().count(f"/{name} is up") >= ups + 2)  # both gateways
 
     load = await under_load(home, 8, act)
+    assert failed(load) == 0, load.outcomes
+
+
+async def test_sockets_that_are_deleted_come_back_and_cost_no_request(home: Family):
+    """A cleaner of /tmp: a gateway that starts anew found nobody, and an engine that died never came back."""
+
+    async def act(load: Load) -> None:
+        found = re.search(r"replica unix:(\S+)/tulip-0 is up", home.text())
+        assert found is not None
+        shutil.rmtree(found[1])
+        olds = {name: home.children()[name].pid for name in ("tulip-0", "tulip-1")}
+        os.kill(olds["tulip-0"], signal.SIGKILL)
+        for name, old in olds.items():
+            await replaced(home, name, old)
+        assert set(os.listdir(found[1])) >= set(olds)
+
+    load = await under_load(home, 4, act)
     assert failed(load) == 0, load.outcomes
 
 

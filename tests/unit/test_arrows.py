@@ -8,7 +8,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2] / "hortus"
-SHARED = {"types", "errors", "config", "metrics", "folder", "hub", "traces", "late", "native", "deadlines", "cores"}
+SHARED = {
+    "types",
+    "errors",
+    "config",
+    "metrics",
+    "folder",
+    "hub",
+    "traces",
+    "late",
+    "native",
+    "deadlines",
+    "cores",
+    "stopping",
+}
 WIRE = {"protocol"}  # what ivy and tulip say to each other; rose says nothing there
 PARTS = {"ivy", "tulip", "rose"}
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from pathlib import Path
 
 import pytest
+from patience import until
 
 from hortus import config
 from hortus.config import Config, IvyConfig, LinkConfig, RoseConfig, TulipConfig
 from hortus.errors import StartError
 from hortus.ivy.server import bind
-from hortus.supervise import PAUSES_S, _reserved, _sockets, as_toml, gpus, pause, plan
+from hortus.supervise import PAUSES_S, Child, _Family, _reserved, _sockets, as_toml, gpus, pause, plan
 
 WHERE = Path("/run/x")
 
@@ -67,6 +69,58 @@ def test_metrics_ports_follow_one_another():
     assert [c.config.link.metrics_port for c in got] == [9000, 9001, 9002, 9003]
 
 
+@pytest.mark.parametrize(
+    ("first", "port", "said"),
+    [(65534, 80, "4 processes take the ports 65534 to 65537, beyond 65535"), (78, 80, "78 to 81, and 80 is --port")],
+)
+def test_ports_of_metrics_that_cannot_be_are_told_before_anything_starts(first, port, said):
+    whole = Config(link=LinkConfig(gateways=2, replicas=2, metrics_port=first))
+    with pytest.raises(StartError, match=f"^--metrics-port {first}: .*{said}"):
+        plan("m", whole, where=WHERE, port=port, visible=[], cores=8)
+
+
+async def test_no_child_is_started_while_the_family_ends(monkeypatch):
+    """One whose pause ends then would take requests, and be killed with them."""
+    home, lives = family(monkeypatch, [1, 1])
+    keeping = asyncio.create_task(home._keep(home._children[0], 0.0))
+    await until(lambda: lives == [1])
+    home._stopping.set()
+    await asyncio.wait_for(keeping, 10)
+    assert lives == [1]
+
+
+async def test_a_child_for_which_there_is_no_process_just_now_is_tried_again(monkeypatch):
+    home, lives = family(monkeypatch, [BlockingIOError(11, "Resource temporarily unavailable"), 1])
+    keeping = asyncio.create_task(home._keep(home._children[0], 0.0))
+    await until(lambda: not lives)
+    home._stopping.set()
+    await asyncio.wait_for(keeping, 10)
+    assert not home._failed.done()
+
+
+async def test_a_child_for_which_there_never_was_a_process_is_the_reason(monkeypatch):
+    home, _ = family(monkeypatch, [OSError(24, "Too many open files")])
+    home._ready.clear()
+    await asyncio.wait_for(home._keep(home._children[0], 0.0), 10)
+    assert home._failed.result() == "ivy-0 cannot be started: [Errno 24] Too many open files before it was ready"
+
+
+def family(monkeypatch, ends: list[int | OSError]) -> tuple[_Family, list[int | OSError]]:
+    """A gateway that has been ready and lives as many lives as `ends` has entries; those that are still to come."""
+    home = _Family([Child("ivy-0", ("ivy",), Config())], "http://x", 0.0)
+    home._failed = asyncio.get_running_loop().create_future()
+    home._ready.add("ivy-0")
+
+    async def live(child: Child, begin: float) -> int:
+        end = ends.pop(0)
+        if isinstance(end, OSError):
+            raise end
+        return end
+
+    monkeypatch.setattr(home, "_live", live)
+    return home, ends
+
+
 def test_a_folder_for_sockets_whose_names_are_too_long_is_told(tmp_path, monkeypatch):
     long = tmp_path / ("x" * 100)
     long.mkdir()
@@ -99,13 +153,13 @@ def test_pauses_grow_and_end():
 
 def test_settings_survive_the_file(tmp_path):
     whole = Config(
-        ivy=IvyConfig(served_model_name='a "b" \\ ü', auto_truncate=True),
+        ivy=IvyConfig(served_model_name='a "b" \\ ü 😀', auto_truncate=True),
         tulip=TulipConfig(fake_delay_ms=0.25),
         rose=RoseConfig(device="cpu"),
         link=LinkConfig(link_token="x'y", metrics_port=3),
     )
     file = tmp_path / "c.toml"
-    file.write_text(as_toml(whole))
+    file.write_bytes(as_toml(whole).encode())
     assert config.load(file=file) == whole
     file.write_text(as_toml(Config()))
     assert dataclasses.asdict(config.load(file=file)) == dataclasses.asdict(Config())
