@@ -26,6 +26,7 @@ from hortus.rose.kernels import linear, twin
 from hortus.rose.kernels.compiled import few
 from hortus.rose.modelcfg import EmbeddingNetwork, build_network, read_spec
 from hortus.rose.models import AttendedFactory, Family, Kit, ShortFactory, Spec
+from hortus.rose.openmp import give_up_workers
 from hortus.types import Engine, ModelInfo, TokenBatch
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def open_engine(folder: ModelFolder, config: RoseConfig, metrics: Metrics | None
     info = _info(folder, spec, network, _in_words(config.dtype, dtype), device, attention)
     engine = _engine(network, info, config, metrics, device)
     prove(engine)
+    give_up_workers()
     return engine
 
 

@@ -44,7 +44,7 @@ class Tile(NamedTuple):
 
 
 @triton.jit
-def fetch(weight, first, ROWS: tl.constexpr, BYTES: tl.constexpr, STRIDE: tl.constexpr):
+def fetch(weight, first, ROWS: tl.constexpr, BYTES: tl.constexpr, STRIDE: tl.constexpr) -> None:
     """Ask for ROWS x BYTES of a weight to come into the L2 cache; 128 bytes a line."""
     LINES: tl.constexpr = ROWS * (BYTES // 128)
     line = tl.arange(0, triton.next_power_of_2(LINES)) % LINES
