@@ -9,6 +9,7 @@ import socket
 from dataclasses import dataclass
 
 from hortus.errors import StartError
+from hortus.protocol.places import split
 
 log = logging.getLogger(__name__)
 
@@ -47,16 +48,8 @@ def places(replica: str) -> list[Place]:
 
 
 def _place(text: str) -> Place:
-    if text.startswith("unix:"):
-        if not text.removeprefix("unix:"):
-            raise StartError(f"--replica {text}: no path after unix:")
-        return Place(text, None)
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise StartError(f"--replica {text}: expected HOST:PORT or unix:PATH")
-    if ":" in host and not (host.startswith("[") and host.endswith("]")):
-        raise StartError(f"--replica {text}: write an IPv6 address in brackets, as in [::1]:50051")
-    return Place(text, host.strip("[]"), int(port))
+    found = split(text, "--replica", least_port=1)
+    return Place(text, None) if found is None else Place(text, *found)
 
 
 def _literal(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -24,6 +24,7 @@ from hortus.ivy.link import Link, Lost, Refused, told_of_itself
 from hortus.ivy.watch import Replica
 from hortus.metrics import Metrics
 from hortus.protocol import wire
+from hortus.protocol.credentials import client_credentials
 from hortus.protocol.wire import Description
 from hortus.types import Result, Timings, TokenBatch
 
@@ -140,15 +141,19 @@ class Replicas:
         self._retired: set[Link] = set()
         self._described: asyncio.Future[Description] | None = None
         self._turn = itertools.count()
-        self._resolver: asyncio.Task[None] | None = None
+        self._resolvers: list[asyncio.Task[None]] = []
         metrics.replicas_up.set_function(lambda: sum(link.up and not link.draining for link in self.links.values()))
 
     async def start(self) -> None:
-        """Look names up and begin to connect; does not wait for any replica."""
+        """Look names up and begin to connect; does not wait for any replica, or for any name: each is looked up by itself, so
+        that one that takes long keeps nobody from the others."""
         self._described = asyncio.get_running_loop().create_future()
-        await self._resolve(self._places)
-        if not all(place.fixed for place in self._places):
-            self._resolver = asyncio.create_task(self._keep_resolving())
+        client_credentials(self._config)  # what is wrong with them is told now, not by each link
+        for place in self._places:
+            if place.fixed:
+                await self._resolve(place)
+            else:
+                self._resolvers.append(asyncio.create_task(self._keep_resolving(place)))
 
     async def describe(self) -> Description:
         """What is served: the description of the first replica that came up. Waits for one."""
@@ -187,9 +192,10 @@ class Replicas:
 
     async def close(self) -> None:
         """Break all links. What is outstanding gets NotReady."""
-        if self._resolver is not None:
-            self._resolver.cancel()
-            await asyncio.wait([self._resolver])
+        for resolver in self._resolvers:
+            resolver.cancel()
+        if self._resolvers:
+            await asyncio.wait(self._resolvers)
         for link in (*self.links.values(), *self._retired):
             await link.close()
 
@@ -252,7 +258,7 @@ class Replicas:
 
     def _why(self) -> str:
         if not self.links:
-            return f"{self._config.replica} stands for no address"
+            return f"{self._config.replica} stands for no address, so far (--replica)"
         told = [f"{link}: {'draining' if link.up else link.why}" for link in self.links.values()]
         return "; ".join(told[:3]) + (f"; and {len(told) - 3} more" if len(told) > 3 else "")
 
@@ -267,19 +273,18 @@ class Replicas:
         elif (why := difference(self._described.result(), told)) is not None:
             raise Refused(why)
 
-    async def _keep_resolving(self) -> None:
+    async def _keep_resolving(self, place: Place) -> None:
         while True:
-            await asyncio.sleep(self._config.resolve_s)
             try:
-                await self._resolve([place for place in self._places if not place.fixed])
+                await self._resolve(place)
             except HortusError:
                 log.exception("looking replicas up failed")
+            await asyncio.sleep(self._config.resolve_s)
 
-    async def _resolve(self, which: Sequence[Place]) -> None:
-        for place in which:
-            found = await resolve(place)
-            if found is not None:
-                self._known[place] = found
+    async def _resolve(self, place: Place) -> None:
+        found = await resolve(place)
+        if found is not None:
+            self._known[place] = found
         up = [target for target, link in self.links.items() if link.up and not link.draining]
         added, gone = changes(self.links, itertools.chain.from_iterable(self._known.values()), up)
         for target in added:

@@ -30,6 +30,10 @@ OPTIONS: list[tuple[str, int]] = [
 ]
 
 
+_MOST_TOKEN = 4096
+"""Characters; gRPC takes 8 KiB of headers."""
+
+
 def _read(flag: str, path: str | None) -> bytes | None:
     if path is None:
         return None
@@ -42,6 +46,9 @@ def _read(flag: str, path: str | None) -> bytes | None:
 def _pair(config: LinkConfig) -> tuple[bytes | None, bytes | None, bytes | None]:
     if (config.link_cert is None) != (config.link_key is None):
         raise StartError("--link-cert and --link-key belong together: give both, or neither")
+    token = config.link_token or ""
+    if not token.isascii() or len(token) > _MOST_TOKEN:
+        raise StartError(f"--link-token: it goes into a header: ASCII characters, at most {_MOST_TOKEN} of them")
     return (
         _read("--link-ca", config.link_ca),
         _read("--link-cert", config.link_cert),

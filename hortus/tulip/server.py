@@ -24,6 +24,7 @@ from hortus.errors import StartError
 from hortus.folder import ModelFolder, token_types
 from hortus.protocol import wire
 from hortus.protocol.credentials import OPTIONS, allowed, server_credentials
+from hortus.protocol.places import split
 from hortus.protocol.streams import GrpcStream, LocalStream, Stream, listen_local
 from hortus.protocol.wire import Malformed
 from hortus.tulip.describe import describe
@@ -56,6 +57,7 @@ class Server:
 
     async def start(self) -> str:
         """Listen; returns the address (of port 0: the one taken). StartError when it cannot be had."""
+        place = split(self._config.listen, "--listen", least_port=0)
         interceptors = [_Token(self._config)] if self._config.link_token is not None else []
         options = [*OPTIONS, ("grpc.so_reuseport", 0)]
         server = self._server = grpc.aio.server(options=options, interceptors=interceptors)
@@ -75,7 +77,7 @@ class Server:
             else:
                 port = server.add_secure_port(listen, credentials)
         except RuntimeError as e:
-            raise StartError(f"cannot listen on --listen {listen}: {_reason(e)}") from None
+            raise StartError(f"cannot listen on --listen {listen}: {_why_not(place, listen) or e}") from None
         await self._health.tell()
         await server.start()
         # A token could not be shown there, and a file's permissions already say who may connect.
@@ -299,6 +301,19 @@ def _clear_socket(listen: str) -> None:
     raise StartError(f"cannot listen on --listen unix:{path}: address already in use")
 
 
-def _reason(error: Exception) -> str:
-    text = str(error)
-    return "address already in use" if "in use" in text else text.partition(";")[0] or "no such address"
+def _why_not(place: tuple[str, int] | None, listen: str) -> str:
+    """Why nobody can listen there, which gRPC tells its own log alone; empty when it seems to work just now."""
+    try:
+        if place is None:
+            path = listen.removeprefix("unix:")
+            with socket.socket(socket.AF_UNIX) as tried:
+                tried.bind(path)
+            Path(path).unlink()
+            return ""
+        family, _, _, _, address = socket.getaddrinfo(*place, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind(address)
+    except OSError as e:
+        return (e.strerror or str(e)).lower()
+    return ""

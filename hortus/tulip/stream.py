@@ -29,6 +29,14 @@ _UNSENT_BYTES = MAX_MESSAGE_BYTES
 """A stream that has this much left to send is not read any further: a slow gateway holds up itself, and no memory."""
 
 
+_FAILURE_BYTES = 512
+"""What a failure takes, about, beside its words."""
+
+
+def _size(answer: Result | RequestError) -> int:
+    return answer.rows.nbytes if isinstance(answer, Result) else _FAILURE_BYTES + len(answer.message)
+
+
 class _Over(Exception):
     """The gateway sends no more, and all that it sent is answered."""
 
@@ -49,7 +57,7 @@ class GatewayStream:
         """Of these, those that are part of a trace, and when each came (time.time_ns())."""
         self._ready: deque[tuple[int, Result | RequestError]] = deque()
         self._unsent_bytes = self._sending_bytes = 0
-        """Of rows that have not been sent; of these, in the message being sent."""
+        """Of answers that have not been sent; of these, in the message being sent."""
         self._held = False
         """The gateway is not read any further."""
         self._pong = 0
@@ -119,11 +127,10 @@ class GatewayStream:
         if self._traced:
             self._trace(number, answer)
         self._ready.append((number, answer))
-        if isinstance(answer, Result):
-            self._unsent_bytes += answer.rows.nbytes
-            if self._unsent_bytes > _UNSENT_BYTES and not self._held:
-                self._held = True
-                self._messages.hold()
+        self._unsent_bytes += _size(answer)
+        if self._unsent_bytes > _UNSENT_BYTES and not self._held:
+            self._held = True
+            self._messages.hold()
         self._messages.wake()
 
     def _trace(self, number: int, answer: Result | RequestError) -> None:
@@ -151,8 +158,8 @@ class GatewayStream:
         self._pong, self._said_draining = 0, self._draining
         while self._ready and self._sending_bytes < GOOD_MESSAGE_BYTES:
             number, answer = self._ready.popleft()
+            self._sending_bytes += _size(answer)
             if isinstance(answer, Result):
-                self._sending_bytes += answer.rows.nbytes
                 message.answers.append((number, answer))
             else:
                 message.failures.append((number, answer))

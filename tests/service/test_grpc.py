@@ -335,5 +335,33 @@ async def test_a_unix_socket_is_taken_over_from_the_dead_alone(tmp_path: Path):
 
 async def test_a_port_in_use_is_a_start_error(world: Garden):
     tulip = await world.tulip(listen="127.0.0.1:0")
-    with pytest.raises(StartError, match="--listen"):
+    with pytest.raises(StartError, match=f"--listen {tulip.address}: address already in use"):
         await world.tulip(listen=tulip.address)
+
+
+@pytest.mark.parametrize(
+    ("listen", "why"),
+    [
+        ("127.0.0.1", "expected HOST:PORT"),  # gRPC would take port 443
+        ("127.0.0.1:99999", "0 to 65535"),  # and here 34463
+        ("unix-abstract:x", "expected HOST:PORT"),
+        ("unix:", "no path"),
+        (f"unix:/{'x' * 107}", "at most 107 bytes, this one has 108"),
+        ("unix:/nowhere/x", "no such file or directory"),
+        ("192.0.2.1:0", "cannot assign requested address"),
+    ],
+)
+async def test_where_it_cannot_listen_is_told_with_the_reason(listen: str, why: str):
+    server = Server(LinkConfig(listen=listen), None)
+    try:
+        with pytest.raises(StartError, match=f"--listen .*{why}"):
+            await server.start()
+    finally:
+        await server.close()
+
+
+def test_a_token_that_no_header_takes_is_a_start_error():
+    for token in ("pässwort", "x" * 5000):
+        for side in (server_credentials, client_credentials):
+            with pytest.raises(StartError, match=r"--link-token.*ASCII.*4096"):
+                side(LinkConfig(link_token=token))

@@ -133,6 +133,23 @@ async def test_an_engine_that_hangs_is_passed_over(world: Garden):
     assert b.engine.steps >= before + 10
 
 
+async def test_a_name_that_takes_long_to_look_up_keeps_nobody_from_the_others(world: Garden, monkeypatch):
+    from hortus.ivy import replicas as module
+    from hortus.ivy.address import resolve
+
+    a, b = [await world.tulip(listen="127.0.0.1:0") for _ in range(2)]
+
+    async def slow(place):
+        if place.host == "slow.example":
+            await asyncio.sleep(3600)
+        return await resolve(place)
+
+    monkeypatch.setattr(module, "resolve", slow)
+    named = b.address.replace("127.0.0.1", "localhost")
+    replicas = await world.replicas("slow.example:1", named, a.address, up=2)
+    assert (await asyncio.wait_for(replicas.encode(batch(1)), PATIENCE_S)).rows.shape == (1, 384)
+
+
 async def test_unlisted_replicas_finish_and_go(world: Garden, monkeypatch):
     from hortus.ivy import replicas as module
     from hortus.ivy.address import Target

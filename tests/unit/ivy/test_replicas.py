@@ -132,9 +132,24 @@ def test_places():
     assert target("::1", "h", 2).address == "ipv6:[::1]:2"
 
 
-@pytest.mark.parametrize(
-    "wrong", ["", " , ", "host", "host:", ":1", "host:0", "host:70000", "::1:5", "host:x", "unix:"]
-)
+WRONG = [
+    "",
+    " , ",
+    "host",
+    "host:",
+    ":1",
+    "host:0",
+    "host:70000",
+    "::1:5",
+    "host:x",
+    "unix:",
+    "a..b:1",
+    "h ost:1",
+    "http://h:1",
+]
+
+
+@pytest.mark.parametrize("wrong", [*WRONG, f"{'x' * 70}:1", f"unix:/{'x' * 107}"])
 def test_wrong_places_are_refused(wrong):
     with pytest.raises(StartError, match="--replica"):
         places(wrong)
