@@ -277,10 +277,26 @@ class Link:
                     self._cancelled.append(number)
 
 
+_HINTS = (
+    ("WRONG_VERSION_NUMBER", "it speaks no TLS, which --link-ca asks for"),
+    ("Hostname Verification", "its certificate is not for the name in --replica"),
+    ("CERTIFICATE_VERIFY_FAILED", "its certificate is not of the authority in --link-ca"),
+    (
+        "Socket closed",
+        "it may want TLS (--link-ca) with a certificate of its own authority's (--link-cert, --link-key)",
+    ),
+    ("Failed parsing HTTP/2", "what listens there is no `hortus tulip`"),
+)
+"""What gRPC says of a connection that cannot be made, and what that means in our flags."""
+
+
 def _reason(error: BaseException) -> str:
-    if isinstance(error, grpc.aio.AioRpcError):
-        return str(error.details() or error.code().name)
-    return str(error) or type(error).__name__
+    if not isinstance(error, grpc.aio.AioRpcError):
+        return str(error) or type(error).__name__
+    said = str(error.details() or error.code().name)
+    if "failed to connect" not in said:
+        return said
+    return next((f"{hint}: {said}" for sign, hint in _HINTS if sign in said), said)
 
 
 def told_of_itself(error: RequestError) -> bool:

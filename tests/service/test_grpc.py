@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 from gateway_server import FOLDER
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_pair import Garden, batch, rows_of, start_tulip
+from grpc_pair import Garden, Tulip, batch, rows_of, start_tulip
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from patience import PATIENCE_S, timed, until
 
 from hortus import errors
 from hortus.config import LinkConfig
 from hortus.errors import StartError
+from hortus.ivy.address import Target
 from hortus.ivy.tokenize import Tokenizer
 from hortus.protocol import wire
 from hortus.protocol.credentials import channel, client_credentials, server_credentials, shown
@@ -302,6 +303,27 @@ async def test_mutual_tls(world: Garden, pki):
         async with channel(f"127.0.0.1:{port}", "localhost", client_credentials(link)) as connection:
             with pytest.raises(grpc.aio.AioRpcError):
                 await connection.unary_unary(wire.DESCRIBE)(wire.pack_describe(), metadata=shown(link), timeout=2)
+
+
+async def test_why_a_link_cannot_be_made_is_told_in_our_flags(world: Garden, pki, monkeypatch):
+    mutual = {"link_ca": f"{pki}/ca.pem", "link_cert": f"{pki}/ivy.pem", "link_key": f"{pki}/ivy.key"}
+    tls = await world.tulip(listen="127.0.0.1:0", **mutual)
+    plain = await world.tulip(listen="127.0.0.1:0", link_token="abc")
+
+    async def said(words: str, tulip: Tulip, **link: object) -> None:
+        replicas = await world.replicas(tulip.address, up=0, **link)
+        await until(lambda: any(words in told.why for told in replicas.links.values()))
+
+    await said("--link-token", plain)
+    await said("no TLS, which --link-ca asks for", plain, **mutual)
+    await said("may want TLS (--link-ca)", tls)
+    await said("(--link-cert, --link-key)", tls, link_ca=mutual["link_ca"])
+
+    async def elsewhere(place):
+        return {Target(f"ipv4:{tls.address}", "other.example")}
+
+    monkeypatch.setattr("hortus.ivy.replicas.resolve", elsewhere)
+    await said("not for the name in --replica", tls, **mutual)
 
 
 def test_half_of_tls_is_a_start_error(pki):
