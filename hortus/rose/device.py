@@ -11,18 +11,12 @@ enqueued earlier. Only the host's side of a copy needs an event, since the host 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
-import logging
-import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
-
-log = logging.getLogger(__name__)
 
 
 class Event(Protocol):
@@ -103,49 +97,6 @@ class _CudaGraph:
         return self.rows
 
 
-Memcpy = Callable[[int, int, int, int, int], int]
-"""(to, from: addresses, bytes, kind, stream) -> 0, or CUDA's error."""
-
-
-class Copies:
-    """Copies between pinned memory and the device: the runtime's call alone, without what PyTorch does around it."""
-
-    UP, DOWN = 1, 2
-    """cudaMemcpyKind."""
-
-    def __init__(self, memcpy: Memcpy, stream: int) -> None:
-        self._memcpy, self._stream = memcpy, stream
-
-    def up(self, to: Tensor, host: Tensor) -> None:
-        """Both contiguous, of one shape and format."""
-        assert to.shape == host.shape, "an upload fills its target"
-        self._done(self._memcpy(to.data_ptr(), host.data_ptr(), host.nbytes, self.UP, self._stream))
-
-    def down(self, to: Tensor, rows: Tensor) -> None:
-        """The first len(to) of rows, [.., width] contiguous, both float32."""
-        assert to.shape[1:] == rows.shape[1:], "rows are downloaded whole"
-        assert len(to) <= len(rows), "there are as many rows as are asked for"
-        self._done(self._memcpy(to.data_ptr(), rows.data_ptr(), to.nbytes, self.DOWN, self._stream))
-
-    def _done(self, code: int) -> None:
-        if code:
-            raise RuntimeError(f"cudaMemcpyAsync failed with CUDA error {code}")
-
-
-def _memcpy() -> Memcpy:
-    """cudaMemcpyAsync of the runtime that PyTorch has loaded. AttributeError where none can be seen."""
-    try:
-        found = ctypes.CDLL(None).cudaMemcpyAsync
-    except AttributeError:  # loaded, but not for all to see
-        maps = Path("/proc/self/maps")
-        paths = re.findall(r"/\S*/libcudart\.so\S*", maps.read_text()) if maps.exists() else []
-        found = ctypes.CDLL(next(iter(paths), None)).cudaMemcpyAsync
-    found.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
-    found.restype = ctypes.c_int
-    memcpy: Memcpy = found
-    return memcpy
-
-
 class CudaDevice:
     """A GPU.
 
@@ -163,23 +114,6 @@ class CudaDevice:
         torch.cuda.synchronize(self._device)
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
-        self._copies: Copies | None = None
-        try:
-            self._copies = self._tried(Copies(_memcpy(), self._stream.cuda_stream))
-        except Exception as e:  # noqa: BLE001  whatever fails, there is PyTorch's way
-            log.info("copies go through PyTorch: %s: %s", type(e).__name__, e)
-
-    def _tried(self, copies: Copies) -> Copies:
-        """copies, if they copy."""
-        with torch.cuda.stream(self._stream):
-            there, back = self.empty(64), self.pinned(64, 1, dtype=torch.float32)
-            numbers = self.pinned(64, dtype=torch.int32).copy_(torch.arange(64))
-            copies.up(there, numbers)
-            copies.down(back, (there * 2).float().unsqueeze(1))
-            self._stream.synchronize()
-        if not torch.equal(back.flatten(), torch.arange(64) * 2.0):
-            raise ArithmeticError("what was copied is not what arrived")
-        return copies
 
     def enter(self) -> None:
         # The current stream belongs to the thread, and whoever else uses the thread may have changed it.
@@ -188,10 +122,7 @@ class CudaDevice:
             torch.cuda.set_stream(self._stream)
 
     def pinned(self, *size: int, dtype: torch.dtype) -> Tensor:
-        memory = torch.empty(*size, dtype=dtype, pin_memory=True)
-        # One copy that PyTorch knows of: it then gives this memory to nobody before all copies on the stream are done.
-        torch.empty(1, dtype=dtype, device=self._device).copy_(memory.view(-1)[:1], non_blocking=True)
-        return memory
+        return torch.empty(*size, dtype=dtype, pin_memory=True)
 
     def empty(self, ints: int) -> Tensor:
         return torch.empty(ints, dtype=torch.int32, device=self._device)
@@ -204,16 +135,10 @@ class CudaDevice:
         event.record(self._stream)
 
     def upload(self, to: Tensor, host: Tensor) -> None:
-        if self._copies is None:
-            to.copy_(host, non_blocking=True)
-        else:
-            self._copies.up(to, host)
+        to.copy_(host, non_blocking=True)
 
     def download(self, to: Tensor, rows: Tensor) -> None:
-        if self._copies is None or rows.dtype != to.dtype or not rows.is_contiguous():
-            to.copy_(rows[: to.shape[0]], non_blocking=True)
-        else:
-            self._copies.down(to, rows)
+        to.copy_(rows[: to.shape[0]], non_blocking=True)
 
     def run(self, body: Callable[[], Tensor]) -> Tensor:
         return body()
