@@ -21,8 +21,8 @@ from hortus.bench.flags import more_than_0, whole, written_file
 from hortus.bench.load import Clients, Job, http_request
 from hortus.bench.pace import Closed, Load, Open, checked
 from hortus.bench.results import Record, append, median_p99, table
-from hortus.bench.served import Running
-from hortus.bench.served import hortus as served_hortus
+from hortus.bench.started import Running
+from hortus.bench.started import hortus as served_hortus
 from hortus.config import RoseConfig
 from hortus.cores import usable_cores
 from hortus.engines import open_model

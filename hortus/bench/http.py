@@ -25,8 +25,8 @@ from hortus.bench.flags import cores, duration, whole, written_file
 from hortus.bench.load import closed_loop
 from hortus.bench.pace import Load
 from hortus.bench.results import Record, append, median_p99, table
-from hortus.bench.served import Running, bound, free_port, started
-from hortus.bench.served import hortus as served_hortus
+from hortus.bench.started import Running, bound, free_port, started
+from hortus.bench.started import hortus as served_hortus
 from hortus.bench.texts import lee_sentences
 from hortus.config import RoseConfig
 from hortus.cores import usable_cores

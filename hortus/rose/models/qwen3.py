@@ -181,17 +181,18 @@ class Qwen3:
         x: Rows  # what a block reads; the residual grows in place
         residual, x = ops.embed_rms_norm(inputs.ids, self._embed, 1.0, self._first_norm, eps)
         attended = self._attended
-        if attended is not None and inputs.ids.shape[0] <= attended.most_tokens:
-            for layer in self._layers:
-                x = layer.o(attended(layer.qkv, x, inputs), residual)
-                x = layer.down(layer.gated(x), residual)
-        else:
-            angles = self._rotary.at(inputs.positions)
-            for layer in self._layers:
+        if attended is not None and inputs.ids.shape[0] > attended.most_tokens:
+            attended = None
+        angles = self._rotary.at(inputs.positions)
+        for layer in self._layers:
+            if attended is not None:
+                mixed = attended(layer.qkv, x, inputs)
+            else:
                 qkv = layer.qkv(x, angles)  # [T, (heads + 2 kv_heads) head_dim]
                 q, k, v = torch.split(qkv.view(qkv.shape[0], -1, h.head_dim), [h.heads, h.kv_heads, h.kv_heads], 1)
-                x = layer.o(self._attention.run(q, k, v).flatten(1), residual)
-                x = layer.down(layer.gated(x), residual)
+                mixed = self._attention.run(q, k, v).flatten(1)
+            x = layer.o(mixed, residual)
+            x = layer.down(layer.gated(x), residual)
         last: Tensor = x
         return last
 

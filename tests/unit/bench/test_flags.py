@@ -9,7 +9,7 @@ import pytest
 
 from hortus import bench
 from hortus.bench.flags import cores
-from hortus.bench.served import bound
+from hortus.bench.started import bound
 
 RECORD = {"suite": "latency", "model": "m", "target": "hortus"}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hortus import bench
-from hortus.bench import served
+from hortus.bench import started
 from hortus.errors import StartError
 from tests.patience import until_seen
 
@@ -74,12 +74,12 @@ def test_nothing_is_left_behind(tmp_path, words, seen, number):
 
 def test_what_a_server_started_here_leaves_behind_is_ended(tmp_path, monkeypatch):
     """A wrapper that dies of SIGTERM and leaves its server, or one that does not die of it."""
-    monkeypatch.setattr(served, "_ready", lambda port, path: (tmp_path / "child").exists())
-    monkeypatch.setattr(served, "STOP_S", 0.5)
+    monkeypatch.setattr(started, "_ready", lambda port, path: (tmp_path / "child").exists())
+    monkeypatch.setattr(started, "STOP_S", 0.5)
     for trap in ("", "trap '' TERM;"):
         (tmp_path / "child").unlink(missing_ok=True)
         script = f"{trap} sleep 600 & echo $! > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/child; wait; wait"
-        with served.started(["sh", "-c", script], 1) as running:
+        with started.started(["sh", "-c", script], 1) as running:
             child = int((tmp_path / "child").read_text())
             assert alive(child)
         assert not alive(running.process)
@@ -87,10 +87,10 @@ def test_what_a_server_started_here_leaves_behind_is_ended(tmp_path, monkeypatch
 
 
 def test_another_server_on_the_port_is_not_taken_for_the_one_that_was_started(monkeypatch):
-    monkeypatch.setattr(served, "_ready", lambda port, path: time.sleep(0.5) or True)
+    monkeypatch.setattr(started, "_ready", lambda port, path: time.sleep(0.5) or True)
     with (
         pytest.raises(StartError, match=r"the server ended by itself .*address in use"),
-        served.started(["sh", "-c", "echo address in use; exit 1"], 1),
+        started.started(["sh", "-c", "echo address in use; exit 1"], 1),
     ):
         raise AssertionError("it was taken for ready")
 

@@ -6,7 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from hortus.bench.served import graph_counts, infinity_words, openai_route, openai_rows, tei_route
+from hortus.bench.served import graph_counts, openai_route, openai_rows, tei_route
+from hortus.bench.started import infinity_words
 from hortus.bench.targets import Spec, parse
 from hortus.bench.texts import Corpus, sentences
 from hortus.config import RoseConfig
