@@ -73,7 +73,7 @@ class Layer:
         self.twin = twin.turned(one.float(), None, *exact, twin.Rotary(*tables), *sizes, linear.plain)
 
     def run(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
-        layer, tile = self.ours, skinny.Tile(64, 32, 64, 1, 4, 5)
+        layer, tile = self.ours, skinny.Tile(64, 32, 128 if x.shape[1] % 128 == 0 else 64, 1, 4, 5)
         made = attend.turned(
             x, layer.weight, layer.q_norm, layer.k_norm, layer.rotary, inputs.positions, self.shape, tile
         )

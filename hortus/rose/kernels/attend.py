@@ -31,7 +31,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from hortus.rose.attention import Heads
 from hortus.rose.kernels import skinny
 from hortus.rose.kernels.heads import Rotary, Turned
-from hortus.rose.kernels.launch import early
+from hortus.rose.kernels.launch import early, roomy
 from hortus.rose.network import Inputs
 
 MOST_TOKENS = 64
@@ -148,6 +148,7 @@ def turned(
     width, d = weight.shape[0], heads.head_dim
     assert x.is_contiguous(), "the product walks whole rows"
     assert d % tile.cols == 0, f"a head of {d} is not cut evenly by {tile}"
+    assert depth % tile.depth == 0, f"a depth of {depth} is not cut evenly by {tile}"
     assert tile.parts == 1, "what is turned must be whole"
     norm = q_norm is not None and k_norm is not None
     out = torch.empty(tokens, width, dtype=x.dtype, device=x.device)
@@ -204,5 +205,7 @@ def attended(layers: Sequence[Any], heads: Heads, eps: float) -> Attended | None
 
 def _fits(layer: Any) -> bool:
     if not isinstance(layer, Turned) or layer.bias is not None or layer.weight.dtype.itemsize != 2:
+        return False
+    if not roomy(layer.weight):
         return False
     return skinny.whole(MOST_TOKENS, *layer.weight.shape) is not None

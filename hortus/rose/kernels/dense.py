@@ -2,13 +2,15 @@
 
 Which body runs hangs on the number of tokens alone, so eager, captured and replayed steps of one shape agree to the bit:
 
-    product    <= 256 tokens  skinny.product, for wide weights
+    product    few tokens     skinny.product, for wide weights
                else           the library's product
-    gated      <= 128 tokens  skinny.product: one kernel
-               from 384 on    quack's product (CuTe DSL, Hopper) with the same epilogue, where the package is installed
+    gated      few tokens     skinny.product: one kernel
+               from 193 on    quack's product (CuTe DSL, Hopper) with the same epilogue, where the package is installed
                else           the library's product, then one kernel over its output
-    add_norm   <= 256 tokens  skinny.product in parts, added by the norm's kernel
+    add_norm   few tokens     skinny.product in parts, added by the norm's kernel
                else           the library's product, added by the norm's kernel
+
+Few: up to 256, or 512, and not in wide models; skinny.py has the sizes.
 
 Figures: docs/benchmarks.md; what lost: docs/decisions/. Does not know models.
 """
@@ -28,12 +30,12 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from hortus.rose.kernels import quack, skinny
-from hortus.rose.kernels.launch import early
+from hortus.rose.kernels.launch import early, roomy
 from hortus.rose.kernels.linear import Linear, LinearFactory
 from hortus.rose.kernels.rms import add_rms_norm_, sum_rms_norm_
 
-FEW, FEW_GATED, FEW_ADDED, MANY_GATED = 256, 128, 256, 384
-"""Tokens at which another body is the faster, on one H200."""
+MANY_GATED = 193
+"""Tokens from which quack's product is faster than the library's and a kernel, on one H200."""
 
 _FLAT = 1024
 
@@ -73,11 +75,11 @@ def product(weight: Tensor, bias: Tensor | None, linear: LinearFactory) -> Linea
     """x weight^T + bias."""
     width, depth = weight.shape
     large = linear(weight, bias)
-    if bias is not None or not _fast(weight) or skinny.whole(FEW, width, depth) is None:
+    if bias is not None or not (_fast(weight) and roomy(weight)):
         return large
 
     def run(x: Tensor) -> Tensor:
-        cut = skinny.whole(x.shape[0], width, depth) if x.shape[0] <= FEW else None
+        cut = skinny.whole(x.shape[0], width, depth)
         return large(x) if cut is None else skinny.product(x, weight, cut)
 
     return run
@@ -89,18 +91,14 @@ class Gated:
     def __init__(self, gate: Tensor, up: Tensor) -> None:
         self.weight = paired(gate, up)
         self._width, self._depth = gate.shape
-        self._few = skinny.tile(FEW_GATED, self._width, self._depth, gated=True) is not None
-        self._many = None
+        self._roomy, self._many = roomy(gate), None
         if self._width % 8 == 0 and self._depth % 8 == 0 and quack.here(gate.device.index):
             self._many = quack.gated(gate.dtype, gate.device.index)
 
     def __call__(self, x: Tensor) -> Tensor:
-        tokens = x.shape[0]
-        if tokens <= FEW_GATED and self._few:
-            cut = skinny.tile(tokens, self._width, self._depth, gated=True)
-            assert cut is not None, "whether a width can be cut does not hang on the tokens"
+        if self._roomy and (cut := skinny.gated(x.shape[0], self._width, self._depth)) is not None:
             return skinny.product(x, self.weight, cut, gated=True)
-        if tokens >= MANY_GATED and self._many is not None:
+        if x.shape[0] >= MANY_GATED and self._many is not None:
             out: Tensor = self._many(x, self.weight)
             return out
         return silu_pairs(torch.mm(x, self.weight.t()))
@@ -119,11 +117,10 @@ class Added:
 
     def __init__(self, weight: Tensor, norm: Tensor, eps: float) -> None:
         self.weight, self.norm, self._eps = weight, norm, eps
-        self._turned = weight.t()
+        self._turned, self._roomy = weight.t(), roomy(weight)
 
     def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
-        tokens, (width, depth) = x.shape[0], self.weight.shape
-        if tokens <= FEW_ADDED and (cut := skinny.tile(tokens, width, depth)) is not None:
+        if self._roomy and (cut := skinny.split(x.shape[0], *self.weight.shape)) is not None:
             return sum_rms_norm_(skinny.product(x, self.weight, cut), residual, self.norm, self._eps)
         y = torch.mm(x, self._turned)
         # In place: large steps then touch as much memory as if the library had added in its epilogue, which it cannot in

@@ -4,8 +4,8 @@ Rotation pairs value i of a head with value i + d/2. Here the rows of the weight
 pairs are neighbours: a thread that holds one holds the other, also in a product's own epilogue. Queries and keys are
 reordered alike, so no score changes; values keep their order.
 
-Which body runs hangs on the number of tokens alone: from 1,536 on quack's product with norm and rotation in its epilogue,
-where the package is; else a product (dense.py), then one kernel in place. Does not know models.
+Which body runs hangs on the number of tokens alone: quack's product with norm and rotation in its epilogue, where the package is
+and the product's tiles fill the GPU; else a product (dense.py), then one kernel in place. Does not know models.
 """
 
 # Arguments of Triton kernels are pointers and scalars of the device, for which Python has no types.
@@ -26,8 +26,8 @@ from hortus.rose.kernels import dense, quack
 from hortus.rose.kernels.launch import early
 from hortus.rose.kernels.linear import LinearFactory
 
-MANY_TURNED = 1536
-"""Tokens from which the product with the fused epilogue is the faster, on one H200."""
+MANY_TURNED = 385
+"""Tokens from which the product with the fused epilogue can be the faster, on one H200: quack.fill decides."""
 
 _HEADS, _HEAD_WARPS = 16, 4
 """Heads a program of norm_turn_, and its warps."""
@@ -155,7 +155,7 @@ class Turned:
             self._whole = quack.turned(self.weight, each, eps)
 
     def __call__(self, x: Tensor, angles: Angles) -> Tensor:
-        if angles.rows is not None and self._whole is not None:
+        if angles.rows is not None and self._whole is not None and quack.fill(x.shape[0], self.weight.shape[0]):
             out: Tensor = self._whole(x, angles.rows)
             return out
         qkv, rotary = self.product(x), self.rotary

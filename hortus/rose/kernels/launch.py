@@ -29,6 +29,17 @@ def early(x: Tensor) -> bool:
     return x.is_cuda and _early(x.device.index)
 
 
+@functools.cache
+def _shared(index: int | None) -> int:
+    return int(torch.cuda.get_device_properties(index).shared_memory_per_multiprocessor)
+
+
+def roomy(x: Tensor) -> bool:
+    """Whether a program on x's device may hold 164 kB of shared memory, as some of skinny.py's do: not before Hopper, nor on
+    GeForce."""
+    return not x.is_cuda or _shared(x.device.index) > 200 * 1024
+
+
 def row(width: int) -> tuple[int, int]:
     """(block, warps) for one row a program: 8 elements a thread, up to 16 warps."""
     block = triton.next_power_of_2(width)

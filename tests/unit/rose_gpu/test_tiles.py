@@ -1,0 +1,73 @@
+"""How products and attention are cut on a GPU, by size: pure choices, measured on one (docs/decisions/010)."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from hortus.rose.attention import fa4
+from hortus.rose.kernels import quack, skinny
+from hortus.rose.kernels.skinny import Tile
+
+TOKENS = (1, 16, 17, 63, 64, 65, 128, 129, 192, 256, 257, 320, 512, 513, 4096)
+ROOM = 164 * 1024
+"""Bytes of shared memory that launch.roomy() asks a device for."""
+
+
+def check(tile: Tile | None, tokens: int, width: int, depth: int, taken: int = 1) -> None:
+    if tile is None:
+        return
+    assert width % tile.cols == 0
+    assert depth % (tile.parts * tile.depth) == 0
+    assert width // tile.cols * -(-tokens // tile.rows) * tile.parts <= skinny.PROGRAMS, "all at once"
+    assert (tile.rows + taken * tile.cols) * tile.depth * 2 * tile.stages <= ROOM, "what a program holds"
+
+
+def test_every_cut_is_even_fits_and_runs_at_once() -> None:
+    sizes = (64, 384, 896, 1000, 1024, 1536, 2048, 2560, 3072, 4096, 6144, 9728)
+    for tokens, width, depth in itertools.product(TOKENS, sizes, sizes):
+        check(skinny.split(tokens, width, depth), tokens, width, depth)
+        check(skinny.whole(tokens, width, depth), tokens, width, depth)
+        check(skinny.gated(tokens, width, depth), tokens, width, depth, taken=2)
+
+
+def test_a_shape_of_06b_is_cut_up_to_256_tokens_and_its_shallow_part_up_to_512() -> None:
+    for tokens in (t for t in TOKENS if t <= 256):
+        assert skinny.whole(tokens, 4096, 1024) is not None
+        assert skinny.gated(tokens, 3072, 1024) is not None
+        for depth in (2048, 3072):
+            cut = skinny.split(tokens, 1024, depth)
+            assert cut is not None
+            assert cut.parts > 1
+    assert skinny.split(512, 1024, 2048) is not None
+    assert skinny.split(512, 1024, 3072) is None
+    assert skinny.split(513, 1024, 2048) is None
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+def test_wide_models_are_the_librarys(tokens: int) -> None:
+    assert skinny.split(tokens, 2560, 4096) is None
+    assert skinny.split(tokens, 2560, 9728) is None
+    assert skinny.whole(tokens, 6144, 2560) is None
+    assert skinny.gated(tokens, 9728, 2560) is None
+
+
+@pytest.mark.parametrize("size", [(1000, 1024), (1024, 1000)])
+def test_sizes_that_cannot_be_cut_are_the_librarys(size: tuple[int, int]) -> None:
+    assert skinny.split(64, *size) is None
+    assert skinny.gated(100, *size) is None
+    assert skinny.whole(64, size[0] * 4 + 1, size[1]) is None
+
+
+def test_the_product_that_turns_runs_where_its_tiles_fill_the_gpu() -> None:
+    sizes = (*range(64, 1025, 64), *range(1280, 4097, 256))
+    assert [t for t in sizes if not quack.fill(t, 4096)] == [*range(64, 385, 64), 576, 640, 704, 768]
+    assert quack.fill(51200, 4096)
+
+
+def test_attention_takes_small_tiles_where_all_run_at_once() -> None:
+    assert [fa4.tile(t, 16, 128) for t in (1, 64, 512, 513, 4096)] == [(64, 64)] * 3 + [None] * 2
+    assert [fa4.tile(t, 32, 128) for t in (256, 257)] == [(64, 64), None], "more heads are more programs"
+    assert [fa4.tile(t, 12, 64) for t in (704, 705, 2112, 2113)] == [(64, 64), (128, 128), (128, 128), None]
+    assert fa4.tile(64, 3, 256) is None, "not measured"
