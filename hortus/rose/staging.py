@@ -42,7 +42,7 @@ def cut(cu_seqlens: Int32, most: int) -> list[tuple[int, int]]:
     As few as the limit allows, and of even size: a small last piece would leave the device half idle.
     """
     sequences, total = len(cu_seqlens) - 1, int(cu_seqlens[-1])
-    if total <= most:  # the same in fewer calls: most steps are one piece
+    if 0 < total <= most:  # the same in fewer calls: most steps are one piece
         return [(0, sequences)]
     pieces: list[tuple[int, int]] = []
     lo = 0
