@@ -37,8 +37,8 @@ BATCH_TOKENS = 4096
 
 Both: docs/decisions/011-gpu-large-steps.md."""
 REHEARSED = (64, 128, 256, 320, 1024, BATCH_TOKENS)
-"""Tokens of steps that between them run every kernel of a batch: where one takes over from another stands in kernels/dense.py,
-heads.py, attend.py and rms.py."""
+"""Tokens of steps that between them run every kernel of a batch: where one takes over from another stands in kernels/skinny.py,
+dense.py, quack.py, attend.py, rms.py and attention/fa4.py."""
 
 
 class GpuEngine:

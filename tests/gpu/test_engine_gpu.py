@@ -125,16 +125,20 @@ def test_poisoned_memory_changes_nothing(models, engine, rng):
 
 
 def test_steps_overlap_and_stay_apart(engine, rng):
-    """The second of two large steps is enqueued long before the first is done, through the same buffers."""
+    """The second of two large steps is enqueued before the first is done, through the same buffers. (Once in 20 times is enough:
+    what holds this process up between the two lets the first end.)"""
     batches = [batch_of(rng, [512] * 16) for _ in range(2)]
     want = []
     for _ in range(3):
         want = [engine.step(b).result() for b in batches]
-    first, second = (engine.step(b) for b in batches)
-    assert not first.ready()
-    np.testing.assert_array_equal(second.result(), want[1])
-    assert first.ready()
-    np.testing.assert_array_equal(first.result(), want[0])
+    overlapped = 0
+    for _ in range(20):
+        first, second = (engine.step(b) for b in batches)
+        overlapped += not first.ready()
+        np.testing.assert_array_equal(second.result(), want[1])
+        assert first.ready()
+        np.testing.assert_array_equal(first.result(), want[0])
+    assert overlapped
 
 
 def test_memory_is_flat_over_random_shapes(engine, rng):

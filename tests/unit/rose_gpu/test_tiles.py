@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from hortus.rose.attention import fa4
+from hortus.rose.gpu import REHEARSED
 from hortus.rose.kernels import quack, skinny
 from hortus.rose.kernels.skinny import Tile
 
@@ -71,3 +72,32 @@ def test_attention_takes_small_tiles_where_all_run_at_once() -> None:
     assert [fa4.tile(t, 32, 128) for t in (256, 257)] == [(64, 64), None], "more heads are more programs"
     assert [fa4.tile(t, 12, 64) for t in (704, 705, 2112, 2113)] == [(64, 64), (128, 128), (128, 128), None]
     assert fa4.tile(64, 3, 256) is None, "not measured"
+
+
+def kernels(tokens: int, hidden: int, inner: int, heads: int, kv_heads: int, head_dim: int) -> list[object]:
+    """What a step of so many tokens is run by, wherever sizes decide. (quack's products are compiled before any step.)"""
+    width, mixed = (heads + 2 * kv_heads) * head_dim, heads * head_dim
+    return [
+        ("o", skinny.split(tokens, hidden, mixed)),
+        ("down", skinny.split(tokens, hidden, inner)),
+        ("whole", skinny.whole(tokens, width, hidden)),
+        ("gated", skinny.gated(tokens, inner, hidden)),
+        ("attention", fa4.tile(tokens, heads, head_dim)),
+    ]
+
+
+SHAPES = {
+    "qwen3 0.6B": (1024, 3072, 16, 8, 128),
+    "qwen3 4B": (2560, 9728, 32, 8, 128),
+    "llama 1B": (2048, 8192, 32, 8, 64),
+    "qwen2 0.5B": (896, 4864, 14, 2, 64),
+    "bert": (768, 3072, 12, 12, 64),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_rehearsal_meets_every_kernel(shape: str) -> None:
+    """So that nobody waits for a compiler: see GpuEngine.rehearse."""
+    met = {k for tokens in REHEARSED for k in kernels(tokens, *SHAPES[shape])}
+    for tokens in range(1, REHEARSED[-1] + 1):
+        assert met >= set(kernels(tokens, *SHAPES[shape])), f"{tokens} tokens run what no rehearsal does"
