@@ -25,7 +25,7 @@ from hortus.rose.cpu import BATCH_TOKENS, CpuEngine
 from hortus.rose.kernels import linear, twin
 from hortus.rose.kernels.compiled import few
 from hortus.rose.modelcfg import EmbeddingNetwork, build_network, read_spec
-from hortus.rose.models import AttendedFactory, Family, Kit, ShortFactory, Spec
+from hortus.rose.models import AttendedFactory, Family, Kit, Spec
 from hortus.rose.openmp import give_up_workers
 from hortus.types import Engine, ModelInfo, TokenBatch
 
@@ -65,7 +65,7 @@ def check_engine(folder: ModelFolder, config: RoseConfig) -> ModelInfo:
     device, dtype, family, spec = _chosen(folder, config)
     kit, attention = _kit(config, device, dtype, _unseen(folder, config.kind))
     # Products are not run, so they are made the plain way.
-    kit = replace(kit, ops=twin, linear=linear.plain, few=None, short=None, attended=None)
+    kit = replace(kit, ops=twin, linear=linear.plain, few=None, attended=None)
     meta = torch.device("meta")
     network = build_network(
         folder, family, spec, kit, device=meta, dtype=dtype, load_format=config.load_format, kind=config.kind
@@ -209,13 +209,11 @@ def _kit(
 
         fp8.prove(device)
         return Kit(ops=fp8, linear=fp8.linear, attention=open_gpu), made
-    # They have an attention of their own, so not where another is asked for.
-    whole: ShortFactory | None = None
+    # It has an attention of its own, so not where another is asked for.
     joined: AttendedFactory | None = None
     if config.attention == "auto" and unseen is None:
         from hortus.rose.kernels.attend import attended as joined
-        from hortus.rose.kernels.short import together as whole
-    return Kit(ops=fused, linear=linear.plain, attention=open_gpu, short=whole, attended=joined), made
+    return Kit(ops=fused, linear=linear.plain, attention=open_gpu, attended=joined), made
 
 
 def _described(attention: list[Attention], device: torch.device) -> str:

@@ -79,7 +79,7 @@ class Rules:
 
 def token_bucket(tokens: int, fine: int = 64) -> int:
     """16, multiples of `fine` up to 1024, of four times that above: with 64 at most half a matrix tile, or a fifth, in vain."""
-    if tokens <= 16:  # the shortest queries, for which there may be a kernel of their own (kernels/together.py)
+    if tokens <= 16:  # the shortest queries: fewer rows to read and write, where a tile is masked
         return 16
     step = fine if tokens <= 1024 else 4 * fine
     return -(-tokens // step) * step

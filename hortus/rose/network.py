@@ -6,7 +6,6 @@ graphs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,10 +31,6 @@ class Inputs:
     """[P] int32: the tokens of all spans, in order (see `ranges`). None: a row a sequence, from all its tokens."""
     span_cu_seqlens: Tensor | None = None
     """[rows + 1] int32: where each span ends among span_tokens; None exactly when those are."""
-
-
-Each = Callable[[Int32, Inputs], Tensor]
-"""(cu_seqlens on the host, inputs) -> [T, hidden]: a trunk, planned and run layer by layer."""
 
 
 class Network(Protocol):

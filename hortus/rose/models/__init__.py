@@ -31,7 +31,7 @@ from hortus.errors import StartError
 from hortus.rose.attention import AttentionFactory, Heads
 from hortus.rose.kernels.few import FewFactory
 from hortus.rose.kernels.linear import LinearFactory
-from hortus.rose.network import Each, Inputs
+from hortus.rose.network import Inputs
 from hortus.types import Int32
 
 _FILES = {
@@ -71,28 +71,6 @@ ACTIVATION_NAMES = {
 """An activation as config.json calls it -> a key of kernels.linear.ACTIVATIONS."""
 
 
-class Short(Protocol):
-    """Inputs -> [T, hidden] after the final norm, as Trunk.forward, for steps of at most most_tokens; no plan() before it."""
-
-    @property
-    def most_tokens(self) -> int: ...
-    def __call__(self, inputs: Inputs) -> Tensor: ...
-
-
-class ShortFactory(Protocol):
-    def __call__(
-        self,
-        layers: Sequence[Any],
-        embed: Tensor,
-        first_norm: Tensor,
-        rotary: Any,
-        heads: Heads,
-        eps: float,
-        each: Each,
-    ) -> Short | None:
-        """layers: models.qwen3.Layer, whose weights are kept, not copied. each: what it is held to, layer by layer."""
-
-
 class Attended(Protocol):
     """(what makes a layer's q, k and v; its input; the step's inputs) -> attention's output, [T, heads d]."""
 
@@ -117,8 +95,6 @@ class Kit:
     attention: AttentionFactory
     few: FewFactory | None = None
     """A way of its own through all post-norm layers for few tokens, where the device has one."""
-    short: ShortFactory | None = None
-    """The same for Qwen3's."""
     attended: AttendedFactory | None = None
     """Rotation and attention as one for few tokens, where the device has that."""
 

@@ -13,13 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from hortus.rose.attention import Heads
 from hortus.rose.kernels.linear import Rows
-from hortus.rose.models import Attended, Family, Kit, Short, Weights
+from hortus.rose.models import Attended, Family, Kit, Weights
 from hortus.rose.models.decoder_heads import classifier, language
 from hortus.rose.models.reading import Config
 from hortus.rose.models.rotary import Rope, read_rope, rotary_tables
@@ -156,27 +155,12 @@ class Qwen3:
         self._attended: Attended | None = None
         if kit.attended is not None:
             self._attended = kit.attended([layer.qkv for layer in self._layers], spec.heads, spec.eps)
-        self._short: Short | None = None
-        if kit.short is not None:
-            self._short = kit.short(
-                self._layers, self._embed, self._first_norm, self._rotary, spec.heads, spec.eps, self._planned
-            )
 
     def plan(self, cu_seqlens_cpu: Int32, cu_seqlens: Tensor, max_seqlen: int) -> None:
         self._attention.plan(cu_seqlens_cpu, cu_seqlens, max_seqlen)
 
     def forward(self, inputs: Inputs) -> Tensor:
         """[T, hidden] after the final norm."""
-        if self._short is not None and inputs.ids.shape[0] <= self._short.most_tokens:
-            return self._short(inputs)
-        return self._each(inputs)
-
-    def _planned(self, cu_seqlens_cpu: Int32, inputs: Inputs) -> Tensor:
-        self.plan(cu_seqlens_cpu, inputs.cu_seqlens, int(np.diff(cu_seqlens_cpu).max()))
-        return self._each(inputs)
-
-    def _each(self, inputs: Inputs) -> Tensor:
-        """Layer by layer."""
         ops, eps, h = self._ops, self._spec.eps, self._spec.heads
         x: Rows  # what a block reads; the residual grows in place
         residual, x = ops.embed_rms_norm(inputs.ids, self._embed, 1.0, self._first_norm, eps)

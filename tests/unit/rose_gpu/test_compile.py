@@ -20,19 +20,17 @@ from hortus.rose.kernels import (  # noqa: E402
     pooling,
     quantise,
     rms,
-    short,
     skinny,
-    together,
 )
 
 pytestmark = pytest.mark.skipif(
     triton.knobs.runtime.interpret, reason="TRITON_INTERPRET=1 leaves nothing to compile in this process"
 )
 POINTERS = {"ids": "*i32", "positions": "*i32", "types": "*i32", "cu": "*i32", "cos": "*fp32", "sin": "*fp32"}
-POINTERS |= {"values": "*fp8e4nv", "scale": "*fp32", "ends": "*i32", "table": "*i64", "counter": "*i64"}
-POINTERS |= {"squares": "*fp32", "head_squares": "*fp32", "residual": "*fp16"}
+POINTERS |= {"values": "*fp8e4nv", "scale": "*fp32", "ends": "*i32"}
+POINTERS |= {"squares": "*fp32", "residual": "*fp16"}
 SCALARS = {"eps": "fp32", "n": "i32", "row_stride": "i32", "tokens": "i32", "rows": "i32"}
-SCALARS |= {"score_scale": "fp32", "factor": "fp32", "sequences": "i32", "first": "i32", "last": "i32"}
+SCALARS |= {"score_scale": "fp32", "factor": "fp32"}
 NORM = {"WIDTH": 1024, "BLOCK": 1024}
 FOUR = {**NORM, "ROWS": 4}
 ONE = {**NORM, "ROWS": 1}
@@ -45,16 +43,7 @@ def product(tile, width, depth, *, gated):
     return {**cut, "DEPTH": depth, "WIDTH": width, "GATED": gated, "EARLY": True}
 
 
-def whole():
-    cut = short.Cut()
-    sizes = {"HIDDEN": 1024, "BLOCK": 1024, "HEADS": 16, "KV_HEADS": 8, "DIM": 128, "INNER": 3072, "CAUSAL": True}
-    cuts = {"PROGRAMS": 128, "QKV": cut.qkv, "GROWN": cut.grown, "PAIRS": cut.pairs, "STEP": cut.step}
-    turns = {"STAGES": cut.stages, "GROWN_STEP": cut.grown_step, "CHAINS": cut.chains}
-    return {**sizes, **cuts, **turns, "GROWN_STAGES": cut.grown_stages, "PHASE": -1}
-
-
 KERNELS = {
-    "trunk in one": (together.trunk, whole(), short.Cut().warps),
     "embed_rms_norm": (rms._embed_rms_norm, {**NORM, "EARLY": True}, 4),
     "embed_layer_norm": (
         fused._embed_layer_norm,
