@@ -36,7 +36,7 @@ BATCH_TOKENS = 4096
 """Advised to the scheduler: a batch that a short query has to wait for is a quarter of a piece, and 3 % slower a token.
 
 Both: docs/decisions/011-gpu-large-steps.md."""
-REHEARSED = (64, 128, 256, 320, 1024, BATCH_TOKENS)
+REHEARSED = (16, 64, 128, 256, 320, 1024, BATCH_TOKENS)
 """Tokens of steps that between them run every kernel of a batch: where one takes over from another stands in kernels/skinny.py,
 dense.py, quack.py, attend.py, rms.py and attention/fa4.py."""
 

@@ -35,6 +35,7 @@ if not INTERPRETED:
     SHAPES += [Heads(heads=16, kv_heads=8, head_dim=128), Heads(heads=32, kv_heads=8, head_dim=128, causal=True)]
 MIXES = {
     "one": [1],
+    "few": [5, 11],
     "ragged": [7, 1, 30, 16, 1],
     "empty slots, padding last": [5, 0, 40, 0, 0, 3],
     "long": [2, 53],
