@@ -8,7 +8,7 @@
 #   SHAPES=tiny ROUNDS=1 SECONDS_A_ROUND=0.1 ARGS='--tokens 32 --most-clients 4' bench/gpu.sh   does it all work? (no GPU needed)
 #   PARTS=encoders ENCODERS='tiny-bert tiny-modernbert' ROUNDS=1 SECONDS_A_ROUND=0 bench/gpu.sh   the same for encoders
 #
-# Parts: engine (suites 1 to 3 in process), compile (torch.compile, which takes a minute a size), served (suite 4 and ours),
+# Parts: engine (suites 1 to 3 in process), compile (beside torch.compile too, which takes a minute a size), served (suite 4 and ours),
 # encoders (whatever SHAPES says).
 # Needs a python3 with CUDA PyTorch, transformers and sentence-transformers, and Hortus' own few packages; no network.
 set -euo pipefail
@@ -31,7 +31,7 @@ part() {  # name, shape
     engine)
       bench latency,scoring,throughput --shape "$2" "${peers[@]}" ;;
     compile)
-      bench latency --shape "$2" --tokens 128 512 --target engine --target transformers-compile ;;
+      bench latency --shape "$2" --tokens 128 512 "${peers[@]}" --target transformers-compile ;;
     served)
       bench start,concurrency,short,throughput,arrivals,mixed,graphs --shape "$2" \
         --target hortus-http=serve ${VLLM:+--target vllm:"$VLLM"} ;;
