@@ -5,7 +5,7 @@ The physics first. A 0.6B model reads 0.9 GB of matrices a step: 0.2 ms at 4.3 T
 GFLOP a token, 790 TFLOP/s at best. One launch a step, few kernels, and no bytes moved twice are what there is to gain.
 
 Parts (`--parts a,b`; each is short, so that one call is full): check, times, host, python, capture, crossover, pieces, waits,
-slots, overlap, random, profile. Prints a line a case; `--out FILE` appends JSON lines. On the CPU: `--shape tiny`, where
+slots, overlap, random, profile, tiles. Prints a line a case; `--out FILE` appends JSON lines. On the CPU: `--shape tiny`, where
 only check, times and python apply.
 """
 
@@ -230,6 +230,7 @@ def times(b: Bench) -> None:
 
 
 PARTS: dict[str, Callable[[Bench], None]] = {"check": check, "times": times}
+WITHOUT_GPU = (*PARTS, "python")
 
 
 def parts() -> dict[str, Callable[[Bench], None]]:
@@ -258,6 +259,8 @@ def main(argv: Sequence[str]) -> int:
     wanted = args.parts.split(",")
     if unknown := [p for p in wanted if p not in known]:
         parser.error(f"unknown part {unknown[0]!r}; known: {', '.join(known)}")
+    if not torch.cuda.is_available() and (refused := [p for p in wanted if p not in WITHOUT_GPU]):
+        parser.error(f"part {refused[0]!r} needs a GPU; {', '.join(WITHOUT_GPU)} do not")
     if args.profile and not re.fullmatch(r"[1-9]\d*x[1-9]\d*(,[1-9]\d*x[1-9]\d*)*", args.profile):
         parser.error(f"--profile {args.profile!r}: write COUNTxTOKENS, such as 1x128,25x512")
     bench = Bench(args)

@@ -14,6 +14,7 @@ import torch
 
 from hortus.bench import reference
 from hortus.bench.engine import Bench, timed
+from hortus.bench.tiles import tiles
 from hortus.config import RoseConfig
 from hortus.metrics import Metrics
 from hortus.rose.device import CudaDevice
@@ -300,5 +301,5 @@ def profile(b: Bench) -> None:
 
 
 PARTS: dict[str, Callable[[Bench], None]] = {
-    f.__name__: f for f in (host, python, capture, crossover, pieces, waits, slots, overlap, random, profile)
+    f.__name__: f for f in (host, python, capture, crossover, pieces, waits, slots, overlap, random, profile, tiles)
 }

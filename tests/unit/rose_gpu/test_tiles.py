@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import time
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from hortus.bench import tiles
+from hortus.bench.tiles import ROOM as MOST
+from hortus.bench.tiles import Product, cut, neighbours
 from hortus.rose.attention import fa4
 from hortus.rose.gpu import REHEARSED
 from hortus.rose.kernels import quack, skinny
@@ -101,3 +107,64 @@ def test_a_rehearsal_meets_every_kernel(shape: str) -> None:
     met = {k for tokens in REHEARSED for k in kernels(tokens, *SHAPES[shape])}
     for tokens in range(1, REHEARSED[-1] + 1):
         assert met >= set(kernels(tokens, *SHAPES[shape])), f"{tokens} tokens run what no rehearsal does"
+
+
+def test_the_search_tries_cuts_that_can_run() -> None:
+    for tokens, product in itertools.product(
+        (16, 64, 128, 256), (Product("split", 1024, 2048), Product("gated", 3072, 1024))
+    ):
+        today = getattr(skinny, product.kind)(tokens, product.width, product.depth)
+        others = neighbours(today, product, tokens)
+        assert len(others) == len(set(others)) >= 5
+        assert today not in others
+        taken = 2 if product.kind == "gated" else 1
+        for tile in others:
+            assert sum(a != b for a, b in zip(tile, today, strict=True)) == 1
+            assert product.width % tile.cols == 0
+            assert product.depth % (tile.parts * tile.depth) == 0
+            assert (tile.parts > 1) == (product.kind == "split")
+            assert (tile.rows + taken * tile.cols) * tile.depth * 2 * tile.stages <= MOST
+
+
+def test_the_search_cuts_one_product_of_one_size_for_as_long_as_it_lasts() -> None:
+    o, other, seen = Product("split", 1024, 2048), Tile(64, 64, 64, 8, 4, 5), {}
+    down, larger = skinny.split(64, 1024, 3072), skinny.split(65, 1024, 2048)
+    before = skinny.split
+    with cut(64, {o: other}, seen):
+        assert skinny.split(64, 1024, 2048) == other
+        assert skinny.split(64, 1024, 3072) == down
+        assert skinny.split(65, 1024, 2048) == larger
+        assert skinny.whole(64, 6144, 2560) is None
+    assert seen == {o: other, Product("split", 1024, 3072): down}
+    assert skinny.split is before
+
+
+def test_the_search_tells_the_best_and_what_there_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A step here takes as long as its cut is deep; one cut does not run, and one is wrong."""
+    monkeypatch.setattr(tiles, "SECONDS", 0.5)
+
+    class Engine:
+        def step(self, batch: object) -> Engine:
+            tile = skinny.split(64, 1024, 2048)
+            assert tile is not None
+            self.tile = getattr(self, "tile", tile)
+            return self
+
+        def result(self) -> np.ndarray:
+            if self.tile.warps == 8:
+                raise RuntimeError("out of resources\nand more")
+            time.sleep(self.tile.depth / 1e5)
+            return np.array([[1.0, -1.0 if self.tile.stages == 4 else 1.0]], np.float32)
+
+        def close(self) -> None: ...
+
+    told: list[str] = []
+    bench = SimpleNamespace(batch=lambda n: n, again=Engine, add=lambda note, **_: told.append(note))
+    tiles._size(bench, 40)
+    assert told[0].startswith("tiles: split 1024 x 2048: 64 32 32 "), "the least deep"
+    assert "tiles: as it is" in told
+    said = capsys.readouterr().out
+    assert "64 32 128 4 8 5 does not run: RuntimeError: out of resources\n" in said
+    assert "WRONG: split 1024 x 2048: 64 32 128 4 4 4" in said
