@@ -1,4 +1,4 @@
-"""Matrix products of few tokens: the time of a step of 16 to 256 tokens is mostly theirs.
+"""Matrix products of few tokens: the time of a step of up to some hundred tokens is mostly theirs.
 
 The physics. Such a product reads its weight once and hardly computes: 4 to 12 MB, 1 to 3 us at 4 TB/s. A library's kernel
 takes 5 to 8 us, because it starts cold: launch, first bytes from memory, a short loop, a write, and the next kernel waits
@@ -6,7 +6,7 @@ for all of it. So three things are done here:
 
 - A kernel is launched while the one before still runs (launch.py) and asks at once for its part of the weight to come
   into the L2 cache; only then does it wait for its input.
-- A product with few columns is split along its depth over all multiprocessors. The parts, float32, are added in order by
+- A product with few columns is split along its depth over more multiprocessors. The parts, float32, are added in order by
   the norm that follows anyway (rms.sum_rms_norm_): no kernel more, no atomics, the same bits each run.
 - silu(gate) * up is formed where both are still in registers, which is why their rows lie in pairs.
 
