@@ -25,20 +25,22 @@ def is_page(request: Request) -> bool:
 
 def read_keys(config: IvyConfig) -> list[str]:
     """The keys of --api-keys and --api-keys-file. StartError for a file that cannot be read or holds none."""
-    keys = [] if config.api_keys is None else config.api_keys.split(",")
+    keys = [("--api-keys", k.strip()) for k in (config.api_keys or "").split(",") if config.api_keys is not None]
     if config.api_keys_file is not None:
+        flag = f"--api-keys-file {config.api_keys_file}"
         try:
             found = Path(config.api_keys_file).read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as e:
-            raise StartError(f"--api-keys-file {config.api_keys_file}: {e}") from None
-        keys += [line for line in found if line.strip() and not line.startswith("#")]
+            raise StartError(f"{flag}: {e}") from None
+        lines = [(at, line.strip()) for at, line in enumerate(found, 1)]
+        keys += [(f"{flag}, line {at}", line) for at, line in lines if line and not line.startswith("#")]
         if not keys:
-            raise StartError(f"--api-keys-file {config.api_keys_file}: holds no keys")
-    keys = [k.strip() for k in keys]
-    if not all(k and k.isascii() and k.isprintable() and " " not in k for k in keys):
+            raise StartError(f"{flag}: holds no keys")
+    for where, key in keys:
         # A key with a typo in it would lock everybody out, an empty one would let everybody in.
-        raise StartError("--api-keys: a key is empty, or holds spaces or characters that a header cannot carry")
-    return keys
+        if not (key and key.isascii() and key.isprintable() and " " not in key):
+            raise StartError(f"{where}: a key is empty, or holds spaces or characters that a header cannot carry")
+    return [key for _, key in keys]
 
 
 class Access:

@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
+import orjson
 
 from hortus.errors import InvalidInput
 from hortus.ivy.body import Asked, check_model, reader
@@ -168,7 +170,7 @@ class Rerank:
 
         def result(i: int) -> dict[str, Any]:
             told = {"index": i, "relevance_score": values[i]}
-            return told | {"document": question.documents[i] if plain else _shown(given[i])} if shown else told
+            return told | {"document": question.documents[i] if plain else _shown(given[i], i)} if shown else told
 
         before = {
             "id": request.name,
@@ -257,8 +259,17 @@ def ranked(row: Float32, names: list[str]) -> list[dict[str, Any]]:
     return [{"score": row[i], "label": names[i]} for i in order(row, None)]
 
 
-def _shown(document: str | dict[str, Any]) -> dict[str, Any]:
-    return {"text": document} if isinstance(document, str) else document
+def _shown(document: str | dict[str, Any], at: int) -> dict[str, str] | orjson.Fragment:
+    """A document as the answer repeats it. InvalidInput when it can be read and not written.
+
+    An object is written by what has read it: orjson takes no number beyond 64 bits, and nothing nested as deeply.
+    """
+    if isinstance(document, str):
+        return {"text": document}
+    try:
+        return orjson.Fragment(msgspec.json.encode(document))
+    except RecursionError:  # fewer calls were under way when it was read
+        raise InvalidInput(f"documents[{at}] is nested too deeply", param=f"documents[{at}]") from None
 
 
 def _only(asked: ScoreRequest, *names: str) -> tuple[str, list[str]]:

@@ -68,6 +68,14 @@ def test_a_key_file_that_cannot_work_is_refused_at_start(tmp_path):
             Access(IvyConfig(api_keys_file=str(tmp_path / "keys")))
 
 
+def test_a_bad_key_is_told_by_its_file_and_line_and_not_shown(tmp_path):
+    (tmp_path / "keys").write_text("# ours\ngood\n\nwith space\n")
+    with pytest.raises(StartError) as told:
+        Access(IvyConfig(api_keys="fine", api_keys_file=str(tmp_path / "keys")))
+    assert str(told.value).startswith(f"--api-keys-file {tmp_path / 'keys'}, line 4: ")
+    assert "with space" not in str(told.value)
+
+
 async def test_keys_are_never_shown(folder, caplog):
     caplog.set_level(logging.DEBUG)
     config = load(environ={"HORTUS_API_KEYS": "very-secret"})

@@ -64,6 +64,45 @@ async def test_top_n_and_documents(reranker):
     assert refused.error["param"] == "documents[0]"
 
 
+def nested(depth: int) -> list:
+    return [] if depth == 0 else [nested(depth - 1)]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        2**64 - 1,
+        2**64,
+        -(2**63) - 1,
+        10**40,
+        1e308,
+        5e-324,
+        -0.0,
+        0.1,
+        True,
+        None,
+        "\x00\u2028\U0001f431",
+        {"": [{}, []]},
+        nested(400),
+    ],
+    ids=lambda v: str(v)[:20],
+)
+async def test_a_document_comes_back_as_it_was_given(reranker, value):
+    document = {"text": "a", "more": value, "\n": ""}
+    reply = await post(reranker, "/rerank", query="q", documents=[document])
+    assert repr(reply.json["results"][0]["document"]) == repr(document)
+
+
+async def test_a_document_of_any_depth_is_answered_or_refused(reranker):
+    seen = set()
+    for depth in (*range(800, 1000, 5), 2000, 50_000):
+        body = b'{"query": "q", "documents": [{"text": "a", "more": %b}]}' % (b"[" * depth + b"]" * depth)
+        reply = await reranker.request("POST", "/rerank", body)
+        seen.add((reply.status, None if reply.status == 200 else reply.error["code"]))
+    assert seen <= {(200, None), (400, "invalid_input")}
+    assert (400, "invalid_input") in seen
+
+
 async def test_rerank_truncation_controls(reranker):
     long = {"query": "q", "documents": ["short", LONG]}
     refused = await post(reranker, "/rerank", **long)
