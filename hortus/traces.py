@@ -7,6 +7,9 @@ before that, so numbers are drawn first and given to the library later. Does not
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
 from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any
@@ -18,8 +21,28 @@ CONTEXT_BYTES = 25
 """Of a context: 16 of the trace's number, 8 of the span's, 1 of flags, as W3C's traceparent has them."""
 SAMPLED = 1
 
+CLOSE_S = 3.0
+"""For what waits to be sent at the end: a collector that is away is waited for no longer. The library waits half a minute."""
+SELDOM_S = 60.0
+"""Between two lines of the log about a collector that is away. The library writes one a second."""
+
 current: ContextVar[bytes] = ContextVar("trace", default=b"")
 """The context of the request that this task works on; empty when it is not traced."""
+
+
+class _Seldom(logging.Filter):
+    def __init__(self) -> None:
+        super().__init__()
+        self._said = float("-inf")
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if time.monotonic() - self._said < SELDOM_S:
+            return False
+        self._said = time.monotonic()
+        return True
+
+
+_seldom = _Seldom()
 
 
 class Tracer:
@@ -52,7 +75,9 @@ class Tracer:
         self._trace, self._numbers = trace, Numbers()
         resource = Resource.create({"service.name": service, "service.version": __version__})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False, id_generator=self._numbers)
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+        logging.getLogger(OTLPSpanExporter.__module__).addFilter(_seldom)
+        self._exporter: Any = OTLPSpanExporter(endpoint=endpoint)
+        self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer("hortus", __version__)
         self._propagator = TraceContextTextMapPropagator()
 
@@ -95,5 +120,9 @@ class Tracer:
         span.set_status(self._trace.StatusCode.ERROR, code)
 
     def close(self) -> None:
-        """Send what waits."""
-        self._provider.shutdown()
+        """Send what waits, for at most CLOSE_S; what is left is lost."""
+        sending = threading.Thread(target=self._provider.shutdown, name="traces-close", daemon=True)
+        sending.start()
+        sending.join(CLOSE_S)
+        if sending.is_alive():
+            self._exporter.shutdown()  # ends its waiting between two tries

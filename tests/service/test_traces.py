@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import socket
 import subprocess
 import sys
+import time
 
 import pytest
 from gateway_server import FOLDER
 from grpc_pair import Garden
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
+from hortus import traces
 from hortus.config import IvyConfig, TulipConfig
 from hortus.ivy.app import App
 from hortus.ivy.exchange import Answer, Request
@@ -97,6 +101,25 @@ async def test_without_an_endpoint_nothing_is_traced(world: Garden, told: list):
     assert (await ask(app, ["a"], traceparent=f"00-{NUMBER}-{CALLER}-01")).status == 200
     close(app, spans)
     assert not told
+
+
+@pytest.mark.parametrize("collector", ["refuses", "is silent"])
+def test_a_collector_that_is_away_holds_up_no_stop_and_fills_no_log(collector, caplog, monkeypatch):
+    monkeypatch.setattr(traces, "CLOSE_S", 0.5)
+    monkeypatch.setattr(traces._seldom, "_said", float("-inf"))
+    with socket.create_server(("127.0.0.1", 0)) as door:  # takes connections, says nothing
+        port = door.getsockname()[1] if collector == "is silent" else 9
+        tracer = traces.Tracer(f"http://127.0.0.1:{port}/v1/traces", "hortus")
+        for _ in range(2000):  # of several batches, each tried for ten seconds
+            tracer.drawn(tracer.draw({}), {}, "a", time.time_ns(), {}).end()
+        begin = time.monotonic()
+        tracer.close()
+        assert time.monotonic() - begin < 2
+    time.sleep(0.5)
+    assert (
+        len([r for r in caplog.records if r.name.startswith("opentelemetry.exporter") and r.levelno >= logging.INFO])
+        <= 1
+    )
 
 
 def test_opentelemetry_is_imported_for_an_endpoint_alone():
