@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 import threading
 import time
@@ -30,13 +31,12 @@ class Journal:
 
     def __init__(self, file: str) -> None:
         """file: a path, appended to, or `-` for standard output. StartError when it cannot be opened."""
-        self._out: BinaryIO
+        self._file = file
+        self._owned = file != "-"
         try:
-            # Unbuffered appending: several gateways may share the file without cutting each other's lines.
-            self._out = sys.stdout.buffer if file == "-" else open(file, "ab", buffering=0)  # noqa: SIM115
+            self._out: BinaryIO = self._opened() if self._owned else sys.stdout.buffer
         except OSError as e:
             raise StartError(f"--access-log {file}: {e.strerror or e}") from None
-        self._owned = file != "-"
         self._waiting: Queue[tuple[float, dict[str, Any]] | None] = Queue(MOST_WAITING)
         self.dropped = 0
         """Lines lost because the disk did not keep up."""
@@ -61,6 +61,20 @@ class Journal:
         if self.dropped:
             log.warning("the access log lost %d lines: its disk did not keep up", self.dropped)
 
+    def _opened(self) -> BinaryIO:
+        # Unbuffered appending: several gateways may share the file without cutting each other's lines.
+        return open(self._file, "ab", buffering=0)
+
+    def _moved(self) -> bool:
+        """Whether the file is no longer where it was opened, and a new one is open: who rotates logs moves them away, and what is
+        written to one that is then deleted is lost without a word."""
+        with contextlib.suppress(FileNotFoundError):
+            if not self._owned or os.path.samestat(os.stat(self._file), os.fstat(self._out.fileno())):
+                return False
+        old, self._out = self._out, self._opened()
+        old.close()
+        return True
+
     def _run(self) -> None:
         encode, broken, ended, torn = msgspec.json.Encoder().encode, False, False, False
         while not ended:
@@ -71,8 +85,9 @@ class Journal:
             ended = None in lines
             told = [line for line in lines if line is not None]
             text = b"".join([encode({"time": round(at, 6), **what}) + b"\n" for at, what in told])
-            left = memoryview(b"\n" + text if torn else text)  # what is there may end in the middle of a line
             try:
+                torn = not self._moved() and torn
+                left = memoryview(b"\n" + text if torn else text)  # what is there may end in the middle of a line
                 while left:  # a file that is unbuffered may take some and not all, a disk's last bytes
                     if not (taken := self._out.write(left)):
                         raise OSError("it takes nothing")

@@ -14,6 +14,7 @@ import pytest
 from gateway_server import FOLDER
 from grpc_pair import Garden
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from patience import timed
 
 from hortus import traces
 from hortus.config import IvyConfig, TulipConfig
@@ -103,6 +104,7 @@ async def test_without_an_endpoint_nothing_is_traced(world: Garden, told: list):
     assert not told
 
 
+@timed
 @pytest.mark.parametrize("collector", ["refuses", "is silent"])
 def test_a_collector_that_is_away_holds_up_no_stop_and_fills_no_log(collector, caplog, monkeypatch):
     monkeypatch.setattr(traces, "CLOSE_S", 0.5)

@@ -225,6 +225,32 @@ def test_a_log_that_breaks_loses_lines_and_says_so(tmp_path, caplog):
     assert "cannot be written" in caplog.text
 
 
+@pytest.mark.parametrize("away", ["moved", "moved, a new one made", "deleted", "emptied"])
+def test_a_log_is_written_where_it_is_asked_for_whatever_becomes_of_the_file(tmp_path, away):
+    from hortus.ivy.journal import Journal
+
+    log = tmp_path / "log"
+
+    def lines() -> list[int]:
+        return [json.loads(line)["n"] for line in log.read_text().splitlines()] if log.exists() else []
+
+    both = [Journal(str(log)), Journal(str(log))]  # two gateways
+    for journal in both:
+        journal.write({"n": 1})
+    until_seen(lambda: lines() == [1, 1])
+    if away.startswith("moved"):
+        log.rename(tmp_path / "log.1")
+    if away == "deleted":
+        log.unlink()
+    if away in ("emptied", "moved, a new one made"):
+        log.write_bytes(b"")
+    for journal in both:
+        journal.write({"n": 2})
+        journal.close()
+        assert not journal.dropped
+    assert lines() == [2, 2]
+
+
 # --- traces
 
 
@@ -242,6 +268,9 @@ def test_a_disk_that_takes_half_a_line_spoils_no_other(tmp_path):
                 raise OSError(28, "No space left on device")
             room[0] -= (taken := min(len(data), room[0], 30))
             return file.write(data[:taken])
+
+        def fileno(self) -> int:
+            return file.fileno()
 
         def flush(self) -> None: ...
 
