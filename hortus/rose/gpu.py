@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from hortus.config import RoseConfig
-from hortus.errors import EngineError, OutOfMemory
+from hortus.errors import EngineError, OutOfMemory, StartError
 from hortus.metrics import Metrics
 from hortus.rose.device import CudaDevice, Device
 from hortus.rose.graphs import Graphs, Rules, warm_shapes
@@ -54,7 +54,7 @@ class GpuEngine:
         device: Device | None = None,
         piece_tokens: int = PIECE_TOKENS,
     ) -> None:
-        """Captures what --warm asks for. Raises StartError when that is malformed.
+        """Captures what --warm asks for. Raises StartError when that is malformed or fails.
 
         device: the seam for tests. piece_tokens: most tokens a piece.
         """
@@ -105,6 +105,8 @@ class GpuEngine:
                 try:
                     self._enqueue(batch, slot, self._piece_tokens)
                 except torch.OutOfMemoryError:
+                    # Pieces before the one that failed may not have been copied up yet, and the halves are written over them.
+                    self._device.synchronize()
                     self._device.relieve()
                     half = min(self._piece_tokens, batch.total_tokens) // 2
                     self._enqueue(batch, slot, max(half, 1))
@@ -181,6 +183,10 @@ class GpuEngine:
         ):
             cu = np.linspace(0, tokens, sequences + 1).astype(np.int32)
             batch = TokenBatch(np.zeros(tokens, np.int32), cu)
-            for _ in range(2):
-                self.step(batch).result()
+            try:
+                for _ in range(2):
+                    self.step(batch).result()
+            except EngineError as e:
+                self.close()
+                raise StartError(f"--warm {config.warm}: {sequences} sequences, {tokens} tokens in all: {e}") from e
         log.info("warm: %d graphs held", len(self.graphs))

@@ -58,7 +58,7 @@ class FakeDevice:
         self.log = []  # what the host did and what the device did, in the order it happened
         self.broken = False
         self.alive = []
-        self.fail_next = []  # exceptions for the coming runs
+        self.fail_next = []  # exceptions for the coming runs, None for one that goes well
         self.fail_captures = 0
         self.relieved = 0
         self.threads = 0
@@ -98,8 +98,8 @@ class FakeDevice:
         self.enqueue("download", lambda: to.copy_(rows.rows[: len(to)]))
 
     def run(self, body):
-        if self.fail_next:
-            raise self.fail_next.pop(0)
+        if self.fail_next and (e := self.fail_next.pop(0)) is not None:
+            raise e
         later = Later()
         self.enqueue("run", lambda: setattr(later, "rows", body()))
         return later

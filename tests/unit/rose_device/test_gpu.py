@@ -161,6 +161,15 @@ def test_out_of_memory_is_retried_in_halves(rng):
     assert [w for _, w in device.log if w in ("run", "replay")].count("run") >= 2
 
 
+def test_pieces_under_way_keep_their_inputs_when_a_later_one_is_out_of_memory(rng):
+    """The halves are written over them: a kernel that read ids of one cut by the lengths of another would leave its tables."""
+    engine, device = make(graph_max_tokens=512)
+    for lengths in ([9000, 9000], [500] * 70):
+        batch = random_batch(rng, lengths)
+        device.fail_next = [None, torch.OutOfMemoryError("full")]
+        np.testing.assert_array_equal(engine.step(batch).result(), expected(batch))
+
+
 def test_out_of_memory_twice_fails_this_batch_only(rng):
     engine, device = make()
     batch = random_batch(rng, [50] * 8)
@@ -228,6 +237,14 @@ def test_a_rehearsal_keeps_to_what_the_engine_takes():
     engine = GpuEngine(FakeNetwork(), short, RoseConfig(), Metrics(), device=FakeDevice(), piece_tokens=300)
     engine.rehearse()
     assert engine.metrics.tokens._value.get() == 16 + 64 + 128 + 256
+
+
+@pytest.mark.parametrize("fault", [torch.OutOfMemoryError("full"), ValueError("bad kernel")])
+def test_a_shape_of_warm_that_fails_is_named(fault):
+    device = FakeDevice()
+    device.fail_next = [fault] * 2
+    with pytest.raises(StartError, match="--warm 8x128: 8 sequences, 1024 tokens in all"):
+        make(device, warm="8x128")
 
 
 def test_a_rehearsal_that_does_not_fit_ends_there(caplog):
