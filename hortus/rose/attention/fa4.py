@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import inspect
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -31,10 +32,30 @@ def refuse(heads: Heads, gpu: Gpu, dtype: torch.dtype) -> str | None:
     most = 256 if gpu.capability[0] == 9 else 128
     if heads.head_dim % 8 or heads.head_dim > most:
         return f"needs a head_dim of 8, 16, .. {most} on this device, not {heads.head_dim}"
-    # Looking for flash_attn.cute imports flash_attn, which may be FlashAttention 2 without such a part.
-    if importlib.util.find_spec("flash_attn") is None or importlib.util.find_spec("flash_attn.cute") is None:
-        return "needs the package flash-attn-4: install hortus[gpu]"
+    try:
+        # Looking for flash_attn.cute imports flash_attn, which may be FlashAttention 2 without such a part.
+        if importlib.util.find_spec("flash_attn") is None or importlib.util.find_spec("flash_attn.cute") is None:
+            return "needs the package flash-attn-4: install hortus[gpu]"
+        asked = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "tile_mn", *_options(heads)))
+        inspect.signature(_forward()).bind(None, None, None, **asked)
+    except Exception as e:  # noqa: BLE001  another package, of any version: whatever fails, there is another way
+        return f"needs the package flash-attn-4 in a version that this one knows ({type(e).__name__}: {e})"
     return None
+
+
+def _forward() -> Callable[..., Any]:
+    """Not the public function around it, which leaves no choice of tiles."""
+    found: Callable[..., Any] = importlib.import_module("flash_attn.cute.interface")._flash_attn_fwd
+    return found
+
+
+def _options(heads: Heads) -> dict[str, Any]:
+    return {
+        "softmax_scale": heads.scale,
+        "causal": heads.causal,
+        "window_size_left": heads.window,  # tokens visible, None: all
+        "window_size_right": 0 if heads.causal and heads.window is not None else heads.window,
+    }
 
 
 PROGRAMS = 132
@@ -61,15 +82,9 @@ class Fa4Attention:
 
     def __init__(self, heads: Heads) -> None:
         _launch_early()
-        # Not the public function around it, which leaves no choice of tiles.
-        self._forward: Callable[..., Any] = importlib.import_module("flash_attn.cute.interface")._flash_attn_fwd
+        self._forward = _forward()
         self._shape = (heads.heads, heads.head_dim) if torch.cuda.get_device_capability()[0] == 9 else None
-        self._options = {
-            "softmax_scale": heads.scale,
-            "causal": heads.causal,
-            "window_size_left": heads.window,  # tokens visible, None: all
-            "window_size_right": 0 if heads.causal and heads.window is not None else heads.window,
-        }
+        self._options = _options(heads)
         self._cu: Tensor | None = None
 
     def plan(self, cu_seqlens_cpu: Int32, cu_seqlens: Tensor, max_seqlen: int) -> None:

@@ -108,9 +108,24 @@ class Picked:
 
     def plan(self, cu_seqlens_cpu: Int32, cu_seqlens: Tensor, max_seqlen: int) -> None:
         self._rows = int(cu_seqlens_cpu[-1])
-        name = self.choice(max(self._rows, 1), max(max_seqlen, 1)).name
-        if name not in self._made:
-            self._made[name] = self._make(name)
+        tokens, longest = max(self._rows, 1), max(max_seqlen, 1)
+        while (name := self.choice(tokens, longest).name) not in self._made:
+            try:
+                made = self._make(name)
+                made.plan(cu_seqlens_cpu, cu_seqlens, max_seqlen)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as e:
+                # Only large steps take some backends, so no start has tried them: there, the others are as good as before.
+                others = [other for other in self._eager if other != name]
+                if tokens <= self._graph_max_tokens or not others:
+                    raise
+                log.warning("attention %s is not used any more: %s: %s", name, type(e).__name__, e)
+                self._eager = others
+                self._choices.clear()
+                continue
+            self._made[name] = self._now = made
+            return
         self._now = self._made[name]
         self._now.plan(cu_seqlens_cpu, cu_seqlens, max_seqlen)
 

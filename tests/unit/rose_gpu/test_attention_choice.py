@@ -125,6 +125,40 @@ def test_picked_takes_the_tables_choice_a_step():
         picked.run(q[1:], q, q)
 
 
+def test_a_backend_that_fails_where_no_start_has_tried_it_gives_way(caplog):
+    def make(name: str) -> Noted:
+        if name.startswith("flashinfer"):
+            raise ImportError("no compiler")
+        return Noted(name, notes)
+
+    notes: list[str] = []
+    cu = np.arange(0, 51201, 512, dtype=np.int32)
+    picked = Picked(gpu=H200, heads=QWEN, in_graph=["fa4"], eager=list(ALL), graph_max_tokens=4096, make=make)
+    for _ in range(2):
+        picked.plan(cu, torch.from_numpy(cu), 512)
+    assert notes == ["fa4 51200"] * 2
+    assert caplog.text.count("flashinfer_fa3 is not used any more: ImportError: no compiler") == 1
+    alone = Picked(gpu=H200, heads=QWEN, in_graph=["fa4"], eager=["flashinfer_fa3"], graph_max_tokens=4096, make=make)
+    with pytest.raises(ImportError, match="no compiler"):
+        alone.plan(cu, torch.from_numpy(cu), 512)
+
+
+def test_a_full_memory_costs_no_backend():
+    def make(name: str) -> Noted:
+        if full.pop():
+            raise torch.OutOfMemoryError("full")
+        return Noted(name, notes)
+
+    notes: list[str] = []
+    full = [False, True]
+    cu = np.arange(0, 51201, 512, dtype=np.int32)
+    picked = Picked(gpu=H200, heads=QWEN, in_graph=["fa4"], eager=list(ALL), graph_max_tokens=4096, make=make)
+    with pytest.raises(torch.OutOfMemoryError):
+        picked.plan(cu, torch.from_numpy(cu), 512)
+    picked.plan(cu, torch.from_numpy(cu), 512)
+    assert notes == ["flashinfer_fa3 51200"]
+
+
 def test_a_bias_on_scores_is_the_twins_on_a_gpu_too():
     device, heads = torch.device("cuda"), Heads(heads=2, kv_heads=2, head_dim=8)
     bias = alibi(2, 300, device=torch.device("cpu"), dtype=torch.float32)

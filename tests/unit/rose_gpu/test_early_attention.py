@@ -7,8 +7,10 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from hortus.rose.attention import fa4
+from hortus.rose.attention import Heads, fa4
+from hortus.rose.attention.choose import Gpu
 
 
 class Kernel:
@@ -64,3 +66,31 @@ def test_a_package_that_looks_otherwise_is_left_alone(package, missing, caplog, 
         fa4._launch_early()
     assert interface.FlashAttentionForwardSm90 is Kernel
     assert "not launched early" in caplog.text
+
+
+def test_a_package_of_another_version_is_refused_and_not_tried(package, monkeypatch):
+    interface, _ = package
+    heads, gpu = Heads(heads=16, kv_heads=8, head_dim=128), Gpu("NVIDIA H200", (9, 0))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+
+    def refused() -> str | None:
+        return fa4.refuse(heads, gpu, torch.bfloat16)
+
+    assert "_flash_attn_fwd" in (refused() or ""), "it has no such function"
+
+    def older(
+        q, k, v, cu_seqlens_q=None, cu_seqlens_k=None, softmax_scale=None, causal=False,
+        window_size_left=None, window_size_right=None,
+    ):  # fmt: skip
+        pass
+
+    interface._flash_attn_fwd = older
+    assert "tile_mn" in (refused() or ""), "it leaves no choice of tiles"
+    interface._flash_attn_fwd = lambda q, k, v, tile_mn=None, **options: None
+    assert refused() is None
+
+    def broken(name: str) -> None:
+        raise ImportError(f"{name}: undefined symbol")
+
+    monkeypatch.setattr("importlib.util.find_spec", broken)
+    assert "undefined symbol" in (refused() or ""), "FlashAttention 2 of another PyTorch"
