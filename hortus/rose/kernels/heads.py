@@ -150,7 +150,9 @@ class Turned:
         self.rotary, self._heads, self._kv_heads, self._eps = rotary, heads, kv_heads, eps
         self.product = dense.product(self.weight, self.bias, linear)
         self._whole = None
-        if self.q_norm is not None and self.k_norm is not None and bias is None and _may_turn(rotary.cos):
+        # In two bytes a value only: the angles are halves, and products of float32 would be rounded too.
+        fits = self.weight.dtype.itemsize == 2 and self.weight.shape[1] % 8 == 0 and bias is None
+        if fits and self.q_norm is not None and self.k_norm is not None and _may_turn(rotary.cos):
             each = torch.cat([self.q_norm.repeat(heads), self.k_norm.repeat(kv_heads)]).float()
             self._whole = quack.turned(self.weight, each, eps)
 

@@ -4,7 +4,7 @@ Early: on Hopper and later a kernel may be launched while the one before it in t
 dependent launch; CUDA C++ Programming Guide, the chapter of that name). Its launch, some 1 us, and its first reads then
 cost nothing. The rules that make it safe, for every kernel launched so:
 
-- Before its wait it reads weights only, which no kernel writes.
+- Before its wait it reads only what no kernel writes: weights, and the step's inputs, which were copied up before its first one.
 - Every thread waits, before the first other read and before any write. The wait ends when the kernel before is complete
   and its writes are seen; since that one waited too, so is everything earlier.
 - It lets the next kernel start (`gdc_launch_dependents`) at once: the hardware does so only when all its own programs run.

@@ -8,13 +8,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from hortus.bench import tiles
 from hortus.bench.tiles import ROOM as MOST
 from hortus.bench.tiles import Product, cut, neighbours
 from hortus.rose.attention import fa4
 from hortus.rose.gpu import REHEARSED
-from hortus.rose.kernels import quack, skinny
+from hortus.rose.kernels import attend, heads, linear, quack, rms, skinny
 from hortus.rose.kernels.skinny import Tile
 
 TOKENS = (1, 16, 17, 63, 64, 65, 128, 129, 192, 256, 257, 320, 512, 513, 4096)
@@ -80,15 +81,29 @@ def test_attention_takes_small_tiles_where_all_run_at_once() -> None:
     assert fa4.tile(64, 3, 256) is None, "not measured"
 
 
-def kernels(tokens: int, hidden: int, inner: int, heads: int, kv_heads: int, head_dim: int) -> list[object]:
+@pytest.mark.parametrize(("dtype", "hidden", "taken"), [("bfloat16", 64, 1), ("float32", 64, 0), ("bfloat16", 60, 0)])
+def test_the_product_that_turns_is_for_two_bytes_and_aligned_rows(monkeypatch, dtype, hidden, taken) -> None:
+    """It rounds angles to halves, and products of float32 to less: its proof would let both pass."""
+    asked: list[torch.Tensor] = []
+    monkeypatch.setattr(heads, "_may_turn", lambda cos: True)
+    monkeypatch.setattr(quack, "turned", lambda weight, norm, eps: asked.append(weight))
+    norm = torch.ones(128, dtype=getattr(torch, dtype))
+    rotary = heads.Rotary(torch.ones(8, 64), torch.zeros(8, 64))
+    heads.Turned(norm.new_ones(4 * 128, hidden), None, norm, norm, rotary, 2, 1, 1e-6, linear.plain)
+    assert len(asked) == taken
+
+
+def kernels(tokens: int, hidden: int, inner: int, q_heads: int, kv_heads: int, head_dim: int) -> list[object]:
     """What a step of so many tokens is run by, wherever sizes decide. (quack's products are compiled before any step.)"""
-    width, mixed = (heads + 2 * kv_heads) * head_dim, heads * head_dim
+    width, mixed = (q_heads + 2 * kv_heads) * head_dim, q_heads * head_dim
     return [
         ("o", skinny.split(tokens, hidden, mixed)),
         ("down", skinny.split(tokens, hidden, inner)),
         ("whole", skinny.whole(tokens, width, hidden)),
         ("gated", skinny.gated(tokens, inner, hidden)),
-        ("attention", fa4.tile(tokens, heads, head_dim)),
+        ("attention", fa4.tile(tokens, q_heads, head_dim)),
+        ("keys of attend", None if tokens > attend.MOST_TOKENS else tokens <= attend._ROWS),
+        ("rows of a norm", tokens >= rms.MANY),
     ]
 
 
