@@ -46,10 +46,16 @@ def open_engine(folder: ModelFolder, config: RoseConfig, metrics: Metrics | None
     torch.set_num_threads(config.threads or usable_cores())
     unseen = _unseen(folder, config.kind)
     kit, attention = _kit(config, device, dtype, unseen)
-    with torch.inference_mode():
-        network = build_network(
-            folder, family, spec, kit, device=device, dtype=dtype, load_format=config.load_format, kind=config.kind
-        )
+    try:
+        with torch.inference_mode():
+            network = build_network(
+                folder, family, spec, kit, device=device, dtype=dtype, load_format=config.load_format, kind=config.kind
+            )
+    except torch.OutOfMemoryError as e:
+        raise StartError(
+            f"{folder.name}: its weights do not fit the GPU's memory in {_in_words(config.dtype, dtype)}; free some, or take "
+            f"a narrower --dtype, a smaller model or --device cpu: {e}"
+        ) from e
     network.unseen = unseen
     network.longest_matters = any(getattr(a, "longest_matters", False) for a in attention)
     network.capturable = _capturable(attention, config)

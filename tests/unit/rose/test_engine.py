@@ -82,6 +82,15 @@ def test_warm_needs_a_gpu(folder: Path) -> None:
         open_engine(open_folder(str(folder)), RoseConfig(warm="all", device="cpu", load_format="dummy"))
 
 
+def test_weights_that_do_not_fit_the_memory_are_told_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 7.2 GiB")
+
+    monkeypatch.setattr("hortus.rose.engine.build_network", full)
+    with pytest.raises(StartError, match=r"weights do not fit the GPU's memory in float32; .*7\.2 GiB"):
+        open_engine(open_folder(str(folder)), RoseConfig(load_format="dummy", device="cpu"))
+
+
 def test_a_failing_first_step_does_not_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise RuntimeError("no kernel for this machine")
