@@ -251,8 +251,8 @@ class RoseConfig:
     )
     graph_bucket: int = knob(
         64,
-        "Tokens of a step are rounded up to multiples of this up to 1,024, of four times this above; a graph serves all "
-        "that come to the same. Larger: fewer graphs to capture, more rows in vain.",
+        "Tokens of a step are rounded up to multiples of this (itself one of 16) up to 1,024, of four times this above; a "
+        "graph serves all that come to the same. Larger: fewer graphs to capture, more rows in vain.",
         low=16,
         high=1024,
     )

@@ -14,6 +14,7 @@ import dataclasses
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -76,8 +77,8 @@ def gpus(environ: Mapping[str, str], devices: int) -> list[str]:
 def plan(model: str, config: Config, *, where: Path, port: int, visible: list[str], cores: int) -> list[Child]:
     """All children, engines first. Pure.
 
-    where: a folder for the sockets. port: of all gateways. visible: GPUs, one an engine; none or --device cpu: the engines
-    share `cores`. StartError when there are fewer GPUs than engines, or no room for the ports of metrics.
+    where: a folder for the sockets and gateways' files. port: of all gateways. visible: GPUs, one an engine; none or --device
+    cpu: the engines share `cores`. StartError when there are fewer GPUs than engines, or no room for the ports of metrics.
     """
     count, link = config.link.replicas, config.link
     on_gpu = bool(visible) and config.rose.device != "cpu" and config.tulip.fake_delay_ms is None
@@ -101,7 +102,8 @@ def plan(model: str, config: Config, *, where: Path, port: int, visible: list[st
     for i in range(max(1, link.gateways)):
         ivy = dataclasses.replace(config.ivy, port=port, reuse_port=True)
         own = dataclasses.replace(link, replica=",".join(sockets), metrics_port=_shifted(link.metrics_port, count + i))
-        children.append(Child(f"ivy-{i}", ("ivy",), dataclasses.replace(config, ivy=ivy, link=own)))
+        temporary = {"TMPDIR": f"{where}/ivy-{i}"}  # for its copy of the model's small files, which a kill would leave
+        children.append(Child(f"ivy-{i}", ("ivy",), dataclasses.replace(config, ivy=ivy, link=own), temporary))
     return children
 
 
@@ -276,8 +278,7 @@ class _Family:
 
     async def _live(self, child: Child, begin: float) -> int:
         """One life of a child; its exit status. OSError when it cannot begin."""
-        if child.command[0] == "tulip":  # whoever tidies up temporary files may have taken the folder
-            _socket_of(child).parent.mkdir(mode=0o700, exist_ok=True)
+        _make_room(child)
         environ = {k: v for k, v in os.environ.items() if not k.startswith("HORTUS_")} | dict(child.environ)
         ours = f"{child.name}@{os.getpid()}:{self._out}"
         words = (*child.command, "--config", "/dev/stdin", "--supervised", ours)
@@ -348,6 +349,17 @@ class _Family:
                 if process.returncode is None:
                     process.kill()
             await asyncio.wait(waits)
+
+
+def _make_room(child: Child) -> None:
+    """The folder that a child works in: whoever tidies up temporary files may have taken it, and a gateway that was killed has
+    left its copy of the model's small files there.
+    """
+    own = _socket_of(child) if child.command[0] == "tulip" else Path(child.environ["TMPDIR"])
+    own.parent.mkdir(mode=0o700, exist_ok=True)
+    if child.command[0] == "ivy":
+        shutil.rmtree(own, ignore_errors=True)
+        own.mkdir(mode=0o700, exist_ok=True)
 
 
 def _socket_of(engine: Child) -> Path:

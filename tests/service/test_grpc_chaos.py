@@ -110,6 +110,7 @@ async def test_a_killed_gateway_breaks_its_own_connections_only(home: Family):
     load = await under_load(home, 8, act)
     assert set(load.outcomes) <= {"ok", "broken", "excused"}
     assert load.outcomes["broken"] <= 16
+    assert len(os.listdir(home.children()["ivy-0"].environ()["TMPDIR"])) == 1, "what the killed one has left is gone"
 
 
 async def test_a_rolling_restart_loses_nothing(home: Family):

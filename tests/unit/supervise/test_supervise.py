@@ -46,7 +46,8 @@ def test_on_the_cpu_engines_share_the_cores():
 
 def test_one_gpu_an_engine():
     got = children(LinkConfig(replicas=2), ["4", "7", "9"])
-    assert [c.environ for c in got] == [{"CUDA_VISIBLE_DEVICES": "4"}, {"CUDA_VISIBLE_DEVICES": "7"}, {}]
+    assert [c.environ for c in got[:2]] == [{"CUDA_VISIBLE_DEVICES": "4"}, {"CUDA_VISIBLE_DEVICES": "7"}]
+    assert got[2].environ == {"TMPDIR": "/run/x/ivy-0"}
     assert got[0].config.rose.threads is None
     assert children(LinkConfig(), ["0"], rose=RoseConfig(device="cpu"))[0].environ == {}
     assert children(LinkConfig(replicas=3), ["0"], tulip=TulipConfig(fake_delay_ms=0))[0].environ == {}
