@@ -33,14 +33,16 @@ def knob(
     choices: tuple[str, ...] = (),
     low: float | None = None,
     high: float | None = None,
+    step: int | None = None,
     many: bool = False,
     secret: bool = False,
 ) -> Any:
     """A dataclass field with what a person needs to choose it: `help` says what it does and how to choose.
 
-    many: the flag may be given several times; its texts are joined by commas. secret: never shown.
+    step: values are multiples of it. many: the flag may be given several times; its texts are joined by commas. secret: never
+    shown.
     """
-    about = {"help": help, "choices": choices, "low": low, "high": high, "many": many}
+    about = {"help": help, "choices": choices, "low": low, "high": high, "step": step, "many": many}
     return dataclasses.field(default=default, metadata=about, repr=not secret)
 
 
@@ -255,6 +257,7 @@ class RoseConfig:
         "graph serves all that come to the same. Larger: fewer graphs to capture, more rows in vain.",
         low=16,
         high=1024,
+        step=16,  # Triton makes kernels of their own for sizes that 16 does not divide, which no start would rehearse
     )
     graph_cap: int = knob(256, "Most graphs kept; the least recently used is dropped.", low=1)
     warm: str | None = knob(
@@ -465,13 +468,15 @@ def parse(section: Section, name: str, raw: object, source: str) -> Any:
         if not raw.strip() or not raw.isprintable():
             raise refuse("a line of text")
         value = raw
-    choices, low, high = (spec.metadata[word] for word in ("choices", "low", "high"))
+    choices, low, high, step = (spec.metadata[word] for word in ("choices", "low", "high", "step"))
     if choices and value not in choices:
         raise refuse("one of " + ", ".join(choices))
     if low is not None and value < low:
         raise refuse(f"at least {low:g}")
     if base in (int, float) and value > (high := high or MOST[base]):
         raise refuse(f"at most {high:g}")
+    if step is not None and value % step:
+        raise refuse(f"a multiple of {step}")
     return value
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from hortus.bench import reference
 from hortus.rose.graphs import token_bucket
+from hortus.rose.kernels import PROCESSORS
 from hortus.types import Float32
 
 if TYPE_CHECKING:
@@ -43,9 +44,7 @@ class Product(NamedTuple):
 
 
 def neighbours(tile: Tile, product: Product, tokens: int) -> list[Tile]:
-    """Cuts with one thing changed that are even, run all at once and fit a program's shared memory. Pure."""
-    from hortus.rose.kernels.skinny import PROGRAMS
-
+    """Cuts with one thing changed that are even, run within two rounds and fit a program's shared memory. Pure."""
     steps: dict[str, tuple[int, ...]] = {
         "rows": (16, 32, 64, 128),
         "cols": (16, 32, 64, 128),
@@ -59,11 +58,12 @@ def neighbours(tile: Tile, product: Product, tokens: int) -> list[Tile]:
         for value in values:
             other = tile._replace(**{field: value})
             taken = 2 * other.cols if product.kind == "gated" else other.cols
-            programs = product.width // other.cols * -(-tokens // other.rows) * other.parts
-            even = product.width % other.cols == 0 and product.depth % (other.parts * other.depth) == 0
+            runs = (
+                other.divides(product.width, product.depth) and other.programs(tokens, product.width) <= 2 * PROCESSORS
+            )
             fits = (other.rows + taken) * other.depth * 2 * other.stages <= ROOM
             split = other.parts > 1 or product.kind != "split"  # a product in parts leaves them to the norm
-            if other != tile and even and fits and split and programs <= 2 * PROGRAMS:
+            if other != tile and runs and fits and split:
                 found.append(other)
     return found
 

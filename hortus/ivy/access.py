@@ -25,7 +25,7 @@ def is_page(request: Request) -> bool:
 
 def read_keys(config: IvyConfig) -> list[str]:
     """The keys of --api-keys and --api-keys-file. StartError for a file that cannot be read or holds none."""
-    keys = [("--api-keys", k.strip()) for k in (config.api_keys or "").split(",") if config.api_keys is not None]
+    keys = [] if config.api_keys is None else [("--api-keys", key.strip()) for key in config.api_keys.split(",")]
     if config.api_keys_file is not None:
         flag = f"--api-keys-file {config.api_keys_file}"
         try:

@@ -63,10 +63,6 @@ class GpuEngine:
         self._piece_tokens = piece_tokens
         self.metrics = metrics or Metrics()
         self._info = dataclasses.replace(info, batch_tokens=min(BATCH_TOKENS, piece_tokens), bulk_tokens=piece_tokens)
-        if (
-            config.graph_bucket % 16
-        ):  # Triton makes kernels of their own for sizes that 16 divides, which no start would rehearse
-            raise StartError(f"--graph-bucket {config.graph_bucket} is not a multiple of 16")
         self._ring = Ring(self._device, network.width)
         rules = Rules(
             graphs=config.cuda_graphs and bool(getattr(network, "capturable", True)),

@@ -49,6 +49,7 @@ def test_order_of_sources(tmp_path: Path):
         ("flag", {"timeout_s": "1e10"}, r"--timeout-s: '1e10' is not at most 1e\+09"),
         ("flag", {"max_queue_tokens": str(2**70)}, r"is not at most 1e\+12"),
         ("flag", {"threads": "5000"}, "--threads: '5000' is not at most 4096"),
+        ("flag", {"graph_bucket": "24"}, "--graph-bucket: '24' is not a multiple of 16"),
         ("toml", "[ivy]\nmax_inputs = inf", "max_inputs: inf is not a whole number"),
         ("toml", "[ivy]\ntimeout_s = 1" + 400 * "0", "is not a number"),
     ],

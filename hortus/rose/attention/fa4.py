@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hortus.rose.attention import Heads
 from hortus.rose.attention.choose import Gpu
+from hortus.rose.kernels import PROCESSORS
 from hortus.types import Int32
 
 log = logging.getLogger(__name__)
@@ -58,10 +59,6 @@ def _options(heads: Heads) -> dict[str, Any]:
     }
 
 
-PROGRAMS = 132
-"""Multiprocessors of an H200: as many programs run at once."""
-
-
 def tile(tokens: int, heads: int, head_dim: int) -> tuple[int, int] | None:
     """(queries, keys) of a program on Hopper; None: the package's own, 128 queries, or 192 where head_dim is 64 or less. Pure.
 
@@ -71,9 +68,9 @@ def tile(tokens: int, heads: int, head_dim: int) -> tuple[int, int] | None:
     """
     if head_dim > 128:
         return None
-    if heads * -(-tokens // 64) <= PROGRAMS:
+    if heads * -(-tokens // 64) <= PROCESSORS:
         return 64, 64
-    return (128, 128) if head_dim <= 64 and heads * tokens <= 192 * PROGRAMS else None
+    return (128, 128) if head_dim <= 64 and heads * tokens <= 192 * PROCESSORS else None
 
 
 class Fa4Attention:

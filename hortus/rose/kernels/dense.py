@@ -68,14 +68,14 @@ def paired(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def _fast(weight: Tensor) -> bool:
-    return weight.is_cuda and weight.dtype in (torch.bfloat16, torch.float16)
+    return weight.is_cuda and weight.dtype in (torch.bfloat16, torch.float16) and roomy(weight)
 
 
 def product(weight: Tensor, bias: Tensor | None, linear: LinearFactory) -> Linear:
     """x weight^T + bias."""
     width, depth = weight.shape
     large = linear(weight, bias)
-    if bias is not None or not (_fast(weight) and roomy(weight)):
+    if bias is not None or not _fast(weight):
         return large
 
     def run(x: Tensor) -> Tensor:
@@ -91,12 +91,12 @@ class Gated:
     def __init__(self, gate: Tensor, up: Tensor) -> None:
         self.weight = paired(gate, up)
         self._width, self._depth = gate.shape
-        self._roomy, self._many = roomy(gate), None
+        self._many = None
         if self._width % 8 == 0 and self._depth % 8 == 0 and quack.here(gate.device.index):
             self._many = quack.gated(gate.dtype, gate.device.index)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._roomy and (cut := skinny.gated(x.shape[0], self._width, self._depth)) is not None:
+        if (cut := skinny.gated(x.shape[0], self._width, self._depth)) is not None:
             return skinny.product(x, self.weight, cut, gated=True)
         if x.shape[0] >= MANY_GATED and self._many is not None:
             out: Tensor = self._many(x, self.weight)
@@ -117,10 +117,10 @@ class Added:
 
     def __init__(self, weight: Tensor, norm: Tensor, eps: float) -> None:
         self.weight, self.norm, self._eps = weight, norm, eps
-        self._turned, self._roomy = weight.t(), roomy(weight)
+        self._turned = weight.t()
 
     def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
-        if self._roomy and (cut := skinny.split(x.shape[0], *self.weight.shape)) is not None:
+        if (cut := skinny.split(x.shape[0], *self.weight.shape)) is not None:
             return sum_rms_norm_(skinny.product(x, self.weight, cut), residual, self.norm, self._eps)
         y = torch.mm(x, self._turned)
         # In place: large steps then touch as much memory as if the library had added in its epilogue, which it cannot in

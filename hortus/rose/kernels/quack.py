@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hortus.rose.kernels import PROCESSORS
+
 log = logging.getLogger(__name__)
 
 
@@ -83,8 +85,8 @@ def gated(dtype: torch.dtype, index: int | None) -> Callable[[Tensor, Tensor], T
     return found
 
 
-PROCESSORS, _TURNED_TILE = 132, 128
-"""Multiprocessors of an H200, and the side of a tile of `turned`."""
+_TURNED_TILE = 128
+"""The side of a tile of `turned`."""
 
 
 def fill(tokens: int, width: int) -> bool:

@@ -27,6 +27,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from hortus.rose.kernels import PROCESSORS
 from hortus.rose.kernels.launch import early
 
 
@@ -41,6 +42,13 @@ class Tile(NamedTuple):
     """Programs that share one tile's inner dimension."""
     warps: int
     stages: int
+
+    def divides(self, width: int, depth: int) -> bool:
+        """Whether it cuts width columns, each of depth values, evenly."""
+        return width % self.cols == 0 and depth % (self.parts * self.depth) == 0
+
+    def programs(self, tokens: int, width: int) -> int:
+        return width // self.cols * -(-tokens // self.rows) * self.parts
 
 
 @triton.jit
@@ -110,18 +118,20 @@ def product(x: Tensor, weight: Tensor, tile: Tile, *, gated: bool = False) -> Te
     return out
 
 
-PROGRAMS, MOST_DEPTH = 132, 1024
-"""Multiprocessors of an H200, and what a program should walk at most: more programs would queue, and in a longer walk the
-library's product, whose loads cost its threads nothing, is the faster. One H200, 4B shape (2,560 wide), a step of 256 tokens
-through 9 layers: 1.67 ms by these products, 1.04 by the library's."""
+MOST_DEPTH = 1024
+"""What a program should walk at most: in a longer walk, as with more programs than multiprocessors, the library's product, whose
+loads cost its threads nothing, is the faster. One H200, 4B shape (2,560 wide), a step of 256 tokens through 9 layers: 1.67 ms by
+these products, 1.04 by the library's."""
 
 
 def _first(tiles: list[Tile], tokens: int, width: int, depth: int) -> Tile | None:
     """The first that cuts the sizes evenly into programs neither too many nor too long."""
     for tile in tiles:
-        programs = width // tile.cols * triton.cdiv(tokens, tile.rows) * tile.parts
-        even = width % tile.cols == 0 and depth % (tile.parts * tile.depth) == 0
-        if even and programs <= PROGRAMS and depth // tile.parts <= MOST_DEPTH:
+        if (
+            tile.divides(width, depth)
+            and tile.programs(tokens, width) <= PROCESSORS
+            and depth // tile.parts <= MOST_DEPTH
+        ):
             return tile
     return None
 

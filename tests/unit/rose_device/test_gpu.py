@@ -286,8 +286,3 @@ def test_quick_is_the_replay_of_one_graph(rng):
     assert not engine.quick(random_batch(rng, [6000, 6000, 6000])), "several pieces"
     engine.close()
     assert not engine.quick(batch)
-
-
-def test_a_graph_bucket_that_no_rehearsal_would_cover_is_refused():
-    with pytest.raises(StartError, match="--graph-bucket 24 is not a multiple of 16"):
-        make(graph_bucket=24)

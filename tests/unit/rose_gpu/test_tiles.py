@@ -15,7 +15,7 @@ from hortus.bench.tiles import ROOM as MOST
 from hortus.bench.tiles import Product, cut, neighbours
 from hortus.rose.attention import fa4
 from hortus.rose.gpu import REHEARSED
-from hortus.rose.kernels import attend, heads, linear, quack, rms, skinny
+from hortus.rose.kernels import PROCESSORS, attend, dense, heads, launch, linear, quack, rms, skinny
 from hortus.rose.kernels.skinny import Tile
 
 TOKENS = (1, 16, 17, 63, 64, 65, 128, 129, 192, 256, 257, 320, 512, 513, 4096)
@@ -28,7 +28,7 @@ def check(tile: Tile | None, tokens: int, width: int, depth: int, taken: int = 1
         return
     assert width % tile.cols == 0
     assert depth % (tile.parts * tile.depth) == 0
-    assert width // tile.cols * -(-tokens // tile.rows) * tile.parts <= skinny.PROGRAMS, "all at once"
+    assert width // tile.cols * -(-tokens // tile.rows) * tile.parts <= PROCESSORS, "all at once"
     assert (tile.rows + taken * tile.cols) * tile.depth * 2 * tile.stages <= ROOM, "what a program holds"
 
 
@@ -183,3 +183,14 @@ def test_the_search_tells_the_best_and_what_there_is(
     said = capsys.readouterr().out
     assert "64 32 128 4 8 5 does not run: RuntimeError: out of resources\n" in said
     assert "WRONG: split 1024 x 2048: 64 32 128 4 4 4" in said
+
+
+@pytest.mark.parametrize(
+    ("kilobytes", "ours"), [(100, False), (164, False), (228, True)], ids=["GeForce", "A100", "H100"]
+)
+def test_a_gpu_with_little_shared_memory_multiplies_by_the_library(
+    monkeypatch: pytest.MonkeyPatch, kilobytes: int, ours: bool
+) -> None:
+    monkeypatch.setattr(launch, "_shared", lambda index: kilobytes * 1024)
+    weight = SimpleNamespace(is_cuda=True, device=SimpleNamespace(index=0), dtype=torch.bfloat16)
+    assert dense._fast(weight) == ours
