@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from hortus.bench.pace import Closed, Load, Plan
+from hortus.bench.pace import KEPT, Closed, Load, Plan
 from hortus.bench.targets import Setting, Spec, Target, timed_calls
 from hortus.bench.texts import Inputs
 from hortus.config import RoseConfig
@@ -43,14 +44,15 @@ class InProcess:
     def load(self, requests: Sequence[Inputs], plan: Plan) -> Load:
         assert isinstance(plan, Closed), "in process there is one client, who waits"
         cpu = time.process_time()
-        first: list[Float32] = []
+        kept: dict[int, Float32] = {}
 
-        def kept() -> None:
-            first[:] = [self._run(requests[0])]
+        def call(number: int) -> None:
+            rows = self._run(requests[number])
+            if number < KEPT:
+                kept[number] = rows
 
-        others = [lambda r=r: self._run(r) for r in requests[1:]]
-        ms, seconds = timed_calls([kept, *others], plan.seconds)
-        return Load(np.array(ms), seconds, target_cpu_s=time.process_time() - cpu, answers=(*first,))
+        ms, seconds = timed_calls([partial(call, number) for number in range(len(requests))], plan.seconds)
+        return Load(np.array(ms), seconds, target_cpu_s=time.process_time() - cpu, answers=(*kept.items(),))
 
     def rows(self, answer: Any) -> Float32:
         return np.asarray(answer, np.float32)

@@ -21,6 +21,7 @@ import numpy as np
 
 from hortus.bench.pace import (
     BROKEN,
+    KEPT,
     PATIENCE_S,
     SHORT_BODY,
     Closed,
@@ -49,12 +50,12 @@ class _Peer:
         self.sock.setblocking(False)
         self.parser, self.left = httptools.HttpResponseParser(self), memoryview(b"")
         self.complete = self.keep = False
-        self.size, self.body, self.first = 0, bytearray(), False
-        """first: the request on its way is the first of all, whose answer is kept."""
+        self.size, self.body, self.number = 0, bytearray(), 0
+        """number: of the request on its way, among those that are used in turn."""
 
     def on_body(self, data: bytes) -> None:
         self.size += len(data)
-        if self.first:
+        if self.number < KEPT:
             self.body += data
 
     def on_message_complete(self) -> None:
@@ -99,8 +100,8 @@ class HttpWire:
         self._free: list[_Peer] = []
         self._busy: dict[int, _Peer] = {}
         self._longest = 0
-        self.answer: bytes | None = None
-        """The last whole answer to the first of the requests."""
+        self.answers: dict[int, bytes] = {}
+        """The last whole answer to each of the first KEPT requests."""
 
     def connect(self, count: int) -> None:
         """Open connections before the clock runs."""
@@ -120,9 +121,9 @@ class HttpWire:
 
     def send(self, number: int) -> int:
         peer = self._free.pop() if self._free else self._open()
-        which = number % len(self._requests)
-        peer.left, peer.complete = memoryview(self._requests[which]), False
-        peer.size, peer.body, peer.first = 0, bytearray(), which == 0
+        peer.number = number % len(self._requests)
+        peer.left, peer.complete = memoryview(self._requests[peer.number]), False
+        peer.size, peer.body = 0, bytearray()
         self._busy[peer.sock.fileno()] = peer
         if not peer.write():
             self._selector.modify(peer.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, peer)
@@ -156,8 +157,8 @@ class HttpWire:
         if peer.size < self._longest / 2:
             return SHORT_BODY
         self._longest = max(self._longest, peer.size)
-        if peer.first:
-            self.answer = bytes(peer.body)
+        if peer.number < KEPT:
+            self.answers[peer.number] = bytes(peer.body)
         return status
 
     def close(self) -> None:
@@ -237,11 +238,10 @@ class Clients:
             raise
         parts: list[list[Load]] = [[] for _ in jobs]
         for (i, _, _), seen in zip(shares, answers, strict=True):
-            answers_kept = () if seen.answer is None else (seen.answer,)
             parts[i].append(
                 Load(
                     np.array(seen.latencies_ms), seen.seconds, seen.cpu_s, dict(seen.failed), np.array(seen.late_ms),
-                    answers=answers_kept,
+                    answers=(*seen.answers.items(),),
                 )
             )  # fmt: skip
         return [Load.join(loads) for loads in parts]
@@ -275,7 +275,7 @@ def _client(pipe: Pipe) -> None:
                 time.sleep(max(begin - time.perf_counter(), 0))
                 cpu = time.process_time()
                 seen = drive(plan.pace(), wire, lambda: time.perf_counter() - begin)  # noqa: B023
-                seen.cpu_s, seen.answer = time.process_time() - cpu, wire.answer
+                seen.cpu_s, seen.answers = time.process_time() - cpu, wire.answers
             finally:
                 wire.close()
             pipe.send(seen)

@@ -1,7 +1,8 @@
 """One run: its targets, and how every case of every suite is warmed up, checked against the reference, and timed.
 
 Nothing is timed before the target's vectors for inputs of the case are within 0.1 % cosine of the reference's, and after each
-round the same is asked of an answer that was timed: what is right at first, run eagerly, may be wrong once a graph replays it.
+round the same is asked of answers that were timed: what is right at first, run eagerly, may be wrong once a graph replays it.
+Where a request is one text, two different ones are compared: a target that says the same of all is right of one.
 A target that is further off is left out from there on, and the run ends with an error. Rounds alternate, so drift of the
 machine hits all alike. Does not know what the suites ask for.
 """
@@ -19,7 +20,7 @@ from typing import ParamSpec, TypeVar
 
 import numpy as np
 
-from hortus.bench.pace import Closed, Load, NoFigureError, Open, Plan, told
+from hortus.bench.pace import KEPT, Closed, Load, NoFigureError, Open, Plan, RunError, told
 from hortus.bench.results import Record, add_line, cosines, median_p99
 from hortus.bench.targets import Setting, Target
 from hortus.bench.texts import Corpus, Inputs
@@ -92,8 +93,9 @@ class Run:
     """The one that runs."""
     told: list[Record] = field(default_factory=list)
     _cosine: dict[str, float] = field(default_factory=dict)
-    _wants: deque[tuple[Inputs, Float32]] = field(default_factory=lambda: deque(maxlen=2))
-    """Inputs last held against the reference, and what it made of them: two sizes take turns in `mixed`."""
+    _wants: deque[tuple[Inputs, list[Float32]]] = field(default_factory=lambda: deque(maxlen=2))
+    """The first inputs of requests last held against the reference, and what it made of those that are compared: two sizes take
+    turns in `mixed`."""
 
     @property
     def longest(self) -> int:
@@ -116,27 +118,33 @@ class Run:
         asked = [t for t in self.targets if t.served or not served]
         if not asked:
             return []
-        want: Float32 | None = self.reference.vectors(requests[0]) if self.reference else None
+        wants = self._truths(requests) if self.reference else []
         good = []
         for t in asked:
-            begin = 0.0
             try:
-                for i in range(WARM_CALLS):
-                    if i == 1:  # the first may compile kernels: it says nothing of how long the others take
-                        begin = time.perf_counter()
-                    elif i and time.perf_counter() - begin > WARM_S:
-                        break
-                    rows = t.vectors(requests[0 if i == 0 else i % len(requests)])
-                    if i == 0:
-                        want = rows if want is None else want
-                        self.hold(t, rows, want)
+                answers = self._warmed(t, requests)
+                wanted = wants or answers[: len(_compared(requests))]
+                for rows, want in zip(answers, wanted, strict=False):
+                    self.hold(t, rows, want)
             except Exception as e:  # noqa: BLE001  whatever a target does, the others' figures must not be lost
                 self.failed(t, _size(requests[0]), e)
                 continue
+            wants = wanted  # where there is no reference, of the first that is right
             good.append(t)
-        if want is not None:
-            self._wants.append((requests[0], want))
+        self._wants.append((requests[0], wants))
         return good
+
+    def _warmed(self, target: Target, requests: Sequence[Inputs]) -> list[Float32]:
+        """What it answers to the first requests, at least KEPT of them, before anything is timed."""
+        answers: list[Float32] = []
+        begin = 0.0
+        for i in range(WARM_CALLS):
+            if i == 1:  # the first may compile kernels: it says nothing of how long the others take
+                begin = time.perf_counter()
+            elif i >= KEPT and time.perf_counter() - begin > WARM_S:
+                break
+            answers.append(target.vectors(requests[i % len(requests)]))
+        return answers
 
     def hold(self, target: Target, rows: Float32, want: Float32) -> None:
         """NoFigureError unless every vector is as near to the one that is wanted as it must be."""
@@ -150,22 +158,24 @@ class Run:
 
     def still_right(self, target: Target, requests: Sequence[Inputs], load: Load) -> Load:
         """The load, if answers that it timed are as right as those before it. NoFigureError otherwise."""
-        want = next((rows for inputs, rows in self._wants if inputs is requests[0]), None)
-        if want is None and load.answers:
-            want = self.truth(requests[0])
-            self._wants.append((requests[0], want))
-        for answer in load.answers:
-            assert want is not None
-            try:
-                self.hold(target, target.rows(answer), want)
-            except Exception as e:
-                raise NoFigureError(f"an answer while it was timed: {e}") from e
+        wants = next((rows for inputs, rows in self._wants if inputs is requests[0]), [])
+        if not wants and load.answers:
+            wants = self._truths(requests)
+            self._wants.append((requests[0], wants))
+        for number, answer in load.answers:
+            if number < len(wants):
+                try:
+                    self.hold(target, target.rows(answer), wants[number])
+                except Exception as e:
+                    raise NoFigureError(f"an answer while it was timed: {e}") from e
         return load
 
     def attempt(self, target: Target, what: str, call: Callable[P, V], *args: P.args, **kwargs: P.kwargs) -> V | None:
         """What the call returns. None when it fails: the target is left out, and the others go on."""
         try:
             return call(*args, **kwargs)
+        except RunError:
+            raise
         except Exception as e:  # noqa: BLE001  whatever a target does, the others' figures must not be lost
             self.failed(target, what, e)
             return None
@@ -184,12 +194,27 @@ class Run:
     def _leave_out(self, target: Target, why: str) -> None:
         print(f"  LEFT OUT: {target.name}: {why}", flush=True)
         self.refused[target.name] = why
-        self.targets.remove(target)
+        if target in self.targets:
+            self.targets.remove(target)
         target.close()
 
     def truth(self, inputs: Inputs) -> Float32:
-        """[inputs, width] the reference's rows, or the first target's."""
-        return (self.reference or self.targets[0]).vectors(inputs)
+        """[inputs, width] the reference's rows, or those of the first target that gives any. RunError when there are none."""
+        while self.reference or self.targets:
+            source = self.reference or self.targets[0]
+            try:
+                return source.vectors(inputs)
+            except Exception as e:
+                if source is self.reference:
+                    raise RunError(
+                        f"the reference fails at {_size(inputs)} ({type(e).__name__}: {e}); "
+                        "--reference none takes the first target"
+                    ) from e
+                self.failed(source, _size(inputs), e)
+        raise RunError("no target is left to measure")
+
+    def _truths(self, requests: Sequence[Inputs]) -> list[Float32]:
+        return [self.truth(r) for r in _compared(requests)]
 
     def timed(self, target: Target, requests: Sequence[Inputs], plan: Plan) -> Load:
         """A load whose answers are right. NoFigureError."""
@@ -283,6 +308,11 @@ class Run:
 def _told(value: float | None, width: int = 10, digits: int = 3) -> str:
     """A figure for the line of a case; what was not measured is no 0."""
     return f"{'-':>{width}}" if value is None else f"{value:{width},.{digits}f}"
+
+
+def _compared(requests: Sequence[Inputs]) -> Sequence[Inputs]:
+    """Those whose answers are held against the reference, which is slow: two texts, or the many of one request."""
+    return requests[: KEPT if len(requests[0].texts) == 1 else 1]
 
 
 def _size(inputs: Inputs) -> str:

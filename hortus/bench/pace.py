@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from hortus.errors import StartError
+
 PATIENCE_S = 60.0
 """A server that answers nothing for so long is given up."""
 BROKEN = 0
@@ -24,8 +26,16 @@ SHORT_BODY = -2
 """Status of an answer with 200 that is less than half as long as others: no vectors can be in it."""
 
 
+KEPT = 2
+"""Of so many of the first requests the last answers are kept, to be compared."""
+
+
 class NoFigureError(RuntimeError):
     """A load that gives no figure: what went wrong, in words for people."""
+
+
+class RunError(StartError):
+    """What went wrong is no target's doing: the run ends, and nobody is left out for it."""
 
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -159,8 +169,8 @@ class Seen:
     """Other answers, by status."""
     seconds: float = 0.0
     cpu_s: float = 0.0
-    answer: bytes | None = None
-    """The last whole answer to the first of the requests."""
+    answers: dict[int, bytes] = field(default_factory=dict)
+    """The last whole answer to each of the first KEPT requests."""
 
 
 def drive(pace: Pace, wire: Wire, clock: Callable[[], float]) -> Seen:
@@ -220,8 +230,9 @@ class Load:
     late_ms: Floats = field(default_factory=lambda: np.zeros(0))
     target_cpu_s: float | None = None
     """Processor seconds the target used, where that can be told."""
-    answers: tuple[Any, ...] = ()
-    """The last answer to the first request that each client got, as the target knows to read it."""
+    answers: tuple[tuple[int, Any], ...] = ()
+    """The last answer that each client got to each of the first KEPT requests (its number before it), as the target knows to
+    read it."""
 
     @property
     def requests_per_s(self) -> float:

@@ -102,9 +102,10 @@ class Record:
 
 
 def cosines(a: Float32, b: Float32) -> Float32:
-    """[rows] cosine of each pair of rows; NaN where a value is not finite."""
+    """[rows] cosine of each pair of rows; NaN where a value is not finite, or all of a row are 0."""
     x, y = a.astype(np.float64), b.astype(np.float64)
-    value: Float32 = (x * y).sum(1) / np.sqrt((x * x).sum(1) * (y * y).sum(1))
+    with np.errstate(invalid="ignore"):
+        value: Float32 = (x * y).sum(1) / np.sqrt((x * x).sum(1) * (y * y).sum(1))
     return value
 
 

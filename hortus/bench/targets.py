@@ -57,7 +57,7 @@ class Target(Protocol):
         """Timed: the requests in turn by this plan."""
 
     def rows(self, answer: Any) -> Float32:
-        """The vectors of one of `Load.answers`. Raises when they cannot be read."""
+        """The vectors of an answer in `Load.answers`. Raises when they cannot be read."""
 
     def close(self) -> None: ...
 

@@ -104,8 +104,16 @@ class Corpus:
         return self.of([self.exact(tokens) for _ in range(batch)])
 
     def several(self, batch: int, tokens: int, count: int) -> list[Inputs]:
-        """`count` requests of that size, so that no server can answer from a cache what it has just seen."""
-        return [self.inputs(batch, tokens) for _ in range(count)]
+        """`count` requests of that size, the first two of different texts, as their answers are compared.
+        StartError when the words give no two."""
+        found = [self.inputs(batch, tokens) for _ in range(count)]
+        other = next((i for i, r in enumerate(found) if r.texts != found[0].texts), None)
+        if other is None:
+            raise StartError(
+                f"--texts: every text of {tokens} tokens comes out alike ({found[0].texts[0][:60]!r}); give more different words"
+            )
+        found[1], found[other] = found[other], found[1]
+        return found
 
     def of(self, texts: Sequence[str]) -> Inputs:
         return Inputs(tuple(texts), self._encode(texts))

@@ -117,6 +117,11 @@ def test_own_texts(encode, tmp_path):
     inputs = Corpus(encode, [file]).inputs(10, 17)
     assert inputs.ids.lengths.tolist() == [17] * 10
     assert "internationalisation" in inputs.texts[0]
+    first, second, *_ = Corpus(encode, [file]).several(1, 17, 64)
+    assert first.texts != second.texts, "their answers are compared"
+    file.write_text("the " * 200)
+    with pytest.raises(StartError, match=r"--texts: every text of 17 tokens comes out alike .'the the"):
+        Corpus(encode, [file]).several(1, 17, 64)
 
 
 def test_texts_of_a_script_without_spaces(encode, tmp_path):
