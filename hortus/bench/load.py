@@ -37,6 +37,7 @@ from hortus.bench.pace import (
 
 def http_request(host: str, port: int, path: str, body: bytes, headers: Sequence[str] = ()) -> bytes:
     """A whole POST, as bytes. headers: lines such as `authorization: Bearer x`."""
+    host = f"[{host}]" if ":" in host else host  # IPv6
     lines = [f"POST {path} HTTP/1.1", f"host: {host}:{port}", "content-type: application/json", *headers]
     return "\r\n".join([*lines, f"content-length: {len(body)}", "", ""]).encode() + body
 
@@ -52,6 +53,14 @@ class _Peer:
         self.complete = self.keep = False
         self.size, self.body, self.number = 0, bytearray(), 0
         """number: of the request on its way, among those that are used in turn."""
+        self.begun = self.measured = False
+        """measured: the head says how long the body is, or that it comes in chunks; otherwise it ends with the connection."""
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.measured = self.measured or name.lower() in (b"content-length", b"transfer-encoding")
+
+    def on_headers_complete(self) -> None:
+        self.begun = True
 
     def on_body(self, data: bytes) -> None:
         self.size += len(data)
@@ -80,7 +89,7 @@ class _Peer:
         except OSError:
             return BROKEN
         if not data:
-            return BROKEN
+            return int(self.parser.get_status_code()) if self.begun and not self.measured else BROKEN
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserError:
@@ -123,7 +132,7 @@ class HttpWire:
         peer = self._free.pop() if self._free else self._open()
         peer.number = number % len(self._requests)
         peer.left, peer.complete = memoryview(self._requests[peer.number]), False
-        peer.size, peer.body = 0, bytearray()
+        peer.size, peer.body, peer.begun, peer.measured = 0, bytearray(), False, False
         self._busy[peer.sock.fileno()] = peer
         if not peer.write():
             self._selector.modify(peer.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, peer)
@@ -141,14 +150,15 @@ class HttpWire:
                 continue
             number = peer.sock.fileno()
             asked = self._busy.pop(number, None) is not None
+            if not asked:  # an idle connection that the server closed, or on which it says what nobody asked
+                self._free.remove(peer)
+                self._drop(peer)
+                continue
             if status != BROKEN and peer.keep:
                 self._free.append(peer)
             else:
-                if not asked:  # an idle connection that the server closed
-                    self._free.remove(peer)
                 self._drop(peer)
-            if asked:
-                yield number, self._judged(peer, status)
+            yield number, self._judged(peer, status)
 
     def _judged(self, peer: _Peer, status: int) -> int:
         """The status, unless the body says otherwise: all that is asked on one wire has answers of about one length."""
@@ -237,10 +247,10 @@ class Clients:
             self.close()
             raise
         parts: list[list[Load]] = [[] for _ in jobs]
-        for (i, _, _), seen in zip(shares, answers, strict=True):
+        for (i, _, plan), seen in zip(shares, answers, strict=True):
             parts[i].append(
                 Load(
-                    np.array(seen.latencies_ms), seen.seconds, seen.cpu_s, dict(seen.failed), np.array(seen.late_ms),
+                    np.array(seen.latencies_ms), plan.lasted(seen), seen.cpu_s, dict(seen.failed), np.array(seen.late_ms),
                     answers=(*seen.answers.items(),),
                 )
             )  # fmt: skip

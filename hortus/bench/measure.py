@@ -21,7 +21,7 @@ from typing import ParamSpec, TypeVar
 import numpy as np
 
 from hortus.bench.pace import KEPT, Closed, Load, NoFigureError, Open, Plan, RunError, told
-from hortus.bench.results import Record, add_line, cosines, median_p99
+from hortus.bench.results import Record, add_line, cosines
 from hortus.bench.targets import Setting, Target
 from hortus.bench.texts import Corpus, Inputs
 from hortus.errors import StartError
@@ -55,17 +55,27 @@ class Summary:
 
 
 def summary(rounds: Sequence[Load]) -> Summary:
-    """Latencies of all rounds together; rates by round. Pure."""
+    """Latencies of all rounds together; rates by round. What had no good answer counts as later than any: a median or p99 that
+    falls on it is None. Pure."""
     every = Load.join(rounds, after_another=True)
     if not len(every.latencies_ms):
         return Summary(None, None, None, 0, None, 0.0, every.failed)
-    median, p99 = median_p99(every.latencies_ms.tolist())
+    median, p99 = (_among(every, q) for q in (50, 99))
     medians = [float(np.median(x.latencies_ms)) for x in rounds if len(x.latencies_ms)]
-    spread = (max(medians) - min(medians)) / median if len(medians) > 1 else None
+    spread = (max(medians) - min(medians)) / median if median and len(medians) > 1 else None
     rate = float(np.median([x.requests_per_s for x in rounds]))
     cores = every.client_cpu_s / every.seconds if every.seconds else 0.0
     cpu = None if every.target_cpu_s is None else 1000 * every.target_cpu_s / len(every.latencies_ms)
     return Summary(median, p99, rate, len(every.latencies_ms), spread, cores, every.failed, cpu)
+
+
+def _among(load: Load, percent: float) -> float | None:
+    """A percentile of the latencies, where every failure is one without end; None where it is among those."""
+    if not (failures := sum(load.failed.values())):
+        return float(np.percentile(load.latencies_ms, percent))
+    every = np.concatenate([load.latencies_ms, np.full(failures, np.inf)])
+    value = float(np.percentile(every, percent, method="higher"))
+    return value if np.isfinite(value) else None
 
 
 @dataclass

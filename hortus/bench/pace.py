@@ -54,7 +54,11 @@ class Closed:
         return [Closed(self.clients // n + (i < self.clients % n), self.seconds) for i in range(n)]
 
     def pace(self) -> Pace:
-        return ClosedPace(self.seconds)
+        return ClosedPace(self.seconds, self.clients)
+
+    def lasted(self, seen: Seen) -> float:
+        """Seconds that the answers are of."""
+        return seen.seconds
 
     @property
     def connections(self) -> int:
@@ -78,6 +82,11 @@ class Open:
 
     def pace(self) -> Pace:
         return OpenPace(poisson(self.rate, self.seconds, self.seed), self.seconds)
+
+    def lasted(self, seen: Seen) -> float:
+        """Seconds that the answers are of: those in which requests fell due, and more where answers came later than any answer
+        must. Waiting for what never came is none of them."""
+        return max(self.seconds, seen.answered_s - min(seen.latencies_ms, default=0.0) / 1000)
 
 
 Plan = Closed | Open
@@ -110,20 +119,20 @@ class Pace(Protocol):
 class ClosedPace:
     """A request is due whenever a connection is free, until the end."""
 
-    def __init__(self, seconds: float) -> None:
-        self._end, self.give_up, self._first = seconds, float("inf"), True
+    def __init__(self, seconds: float, clients: int = 1) -> None:
+        self._end, self.give_up, self._left = seconds, float("inf"), clients
 
     def take(self, now: float) -> float | None:
-        if now >= self._end and not self._first:  # a run shorter than one answer still gets one
+        if self.over(now):
             return None
-        self._first = False
+        self._left -= 1
         return now
 
     def wait(self, now: float) -> float:
         return PATIENCE_S
 
     def over(self, now: float) -> bool:
-        return now >= self._end and not self._first
+        return now >= self._end and self._left <= 0  # a run shorter than one answer still gets one of each client
 
 
 class OpenPace:
@@ -168,6 +177,8 @@ class Seen:
     failed: Counter[int] = field(default_factory=Counter)
     """Other answers, by status."""
     seconds: float = 0.0
+    answered_s: float = 0.0
+    """When the last of them came."""
     cpu_s: float = 0.0
     answers: dict[int, bytes] = field(default_factory=dict)
     """The last whole answer to each of the first KEPT requests."""
@@ -204,6 +215,7 @@ def drive(pace: Pace, wire: Wire, clock: Callable[[], float]) -> Seen:
         for key, status in wire.poll(timeout):
             last = clock()
             if status == 200:
+                seen.answered_s = last
                 seen.latencies_ms.append((last - due.pop(key)) * 1000)
             else:
                 del due[key]

@@ -5,6 +5,7 @@ Colours follow the target, not its place in the list, so that the same target lo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -136,7 +137,9 @@ def arrivals(axes: Axes, records: Sequence[Record]) -> bool:
         mine.sort(key=lambda r: r.offered_per_s or 0.0)
         x = [r.offered_per_s or 0.0 for r in mine]
         axes.plot(x, [r.median_ms or 0.0 for r in mine], marker="o", ms=4, label=f"{name}, median", color=_colour(name))
-        axes.plot(x, [r.p99_ms or 0.0 for r in mine], "--", marker="o", ms=4, label=f"{name}, p99", color=_colour(name))
+        axes.plot(
+            x, [r.p99_ms or math.nan for r in mine], "--", marker="o", ms=4, label=f"{name}, p99", color=_colour(name)
+        )
     if rows:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(_plain)

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from hortus.bench.flags import duration, whole, written_file
+from hortus.bench.flags import more_than_0, whole, written_file
 from hortus.bench.http import TEXT, topology
 from hortus.bench.load import closed_loop
 from hortus.bench.results import Record, append, median_p99, table
@@ -65,7 +65,7 @@ def sample_ms(times: int) -> float:
 def main(argv: Sequence[str]) -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="hortus bench watch", description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--seconds", type=duration, default=4.0, help="of each half of a round")
+    parser.add_argument("--seconds", type=more_than_0, default=4.0, help="of each half of a round")
     parser.add_argument("--rounds", type=whole, default=15)
     parser.add_argument("--out", type=written_file, help="append JSON lines to this file")
     args = parser.parse_args(argv)

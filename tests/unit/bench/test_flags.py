@@ -77,6 +77,7 @@ def files(tmp_path, monkeypatch):
         ("cpu --out .", "--out: . is a folder"),
         ("http --seconds -1", "--seconds: '-1'"),
         ("grpc --rounds 0", "--rounds: '0'"),
+        ("watch --seconds 0", "--seconds: '0' is not more than 0"),
         ("watch --rounds 0", "--rounds: '0'"),
         ("corpus --rows 0", "--rows: '0'"),
         ("corpus --rows 5 --ray", "--rows 5: "),

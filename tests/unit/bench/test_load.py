@@ -9,6 +9,7 @@ import pytest
 from hortus.bench import pace
 from hortus.bench.load import Clients, HttpWire, Job, http_request
 from hortus.bench.pace import Closed, ClosedPace, Load, Open, OpenPace, checked, drive, poisson
+from hortus.bench.suites import _full
 
 
 class Clock:
@@ -63,11 +64,12 @@ def test_closed_loops_send_when_answered():
     assert seen.seconds == pytest.approx(10)
 
 
-def test_a_closed_run_shorter_than_an_answer_has_one():
+@pytest.mark.parametrize("clients", [1, 3])
+def test_a_closed_run_shorter_than_an_answer_has_one_of_each_client(clients):
     clock = Clock()
     clock.now = 0.2  # the client woke up late
-    seen = drive(ClosedPace(0.1), Queue(clock, lambda n: 5.0, connections=1), clock)
-    assert seen.latencies_ms == pytest.approx([5000])
+    seen = drive(Closed(clients, 0.1).pace(), Queue(clock, lambda n: 5.0, connections=clients), clock)
+    assert seen.latencies_ms == pytest.approx([5000 * (i + 1) for i in range(clients)])
 
 
 def test_open_loops_do_not_wait_for_a_server_that_stalls():
@@ -102,6 +104,34 @@ def test_an_open_loop_over_capacity_ends_and_says_what_was_not_answered():
     assert seen.seconds == pytest.approx(21, abs=0.5)
     assert len(seen.latencies_ms) + seen.failed[pace.UNANSWERED] == len(times)
     assert len(seen.latencies_ms) == pytest.approx(210, abs=2)
+
+
+class Wide(Queue):
+    """A server that takes all requests at once; one of `service` None is never answered."""
+
+    def send(self, number):
+        if (takes := self.service(number)) is not None:
+            self.done.append((self.clock.now + takes, number))
+            self.done.sort()
+        return number
+
+
+@pytest.mark.parametrize(
+    ("times", "service", "answered_per_s"),
+    [
+        ([i / 100 for i in range(100)], lambda n: 1.0, 100),  # each takes as long as the run, and none waits
+        ([i / 100 for i in range(100)], lambda n: None if n == 50 else 0.01, 99),  # one hangs, which stops no other
+        ([0.0], lambda n: 0.01, 1),  # one, early
+        ([i / 100 for i in range(100)], lambda n: 0.01 * (n + 1), 50),  # a queue
+    ],
+)
+def test_the_rate_of_an_open_loop_is_that_of_its_answers(times, service, answered_per_s):
+    clock = Clock()
+    plan = Open(100, 1.0)
+    seen = drive(OpenPace(times, plan.seconds), Wide(clock, service), clock)
+    load = Load(np.array(seen.latencies_ms), plan.lasted(seen), failed=dict(seen.failed))
+    assert load.requests_per_s == pytest.approx(answered_per_s, rel=0.02)
+    assert _full([load], plan.seconds) == (answered_per_s == 50)
 
 
 def test_a_server_that_hangs_is_given_up():
@@ -211,6 +241,31 @@ def test_a_connection_that_ends_is_a_failure_and_a_new_one_is_opened():
 def test_a_server_that_closes_after_each_answer_is_measured():
     seen = ask(Server([b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 1\r\n\r\nx", None]), 3)
     assert len(seen.latencies_ms) == 3
+
+
+def test_a_body_that_ends_with_the_connection_is_whole():
+    assert len(ask(Server([b"HTTP/1.1 200 OK\r\n\r\nhello"]), 3).latencies_ms) == 3
+
+
+def test_what_nobody_asked_is_no_answer():
+    """An idle connection on which the server says something more is given up, not used twice."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        wire = HttpWire(listener.getsockname(), [b"x"], 2, fine=True)
+        wire.connect(1)
+        there, _ = listener.accept()
+        with there:
+            wire.send(0)
+            there.sendall(GOOD)
+            assert [status for _, status in wire.poll(5)] == [200]
+            assert len(wire._free) == 1
+            there.sendall(GOOD)
+            assert [*wire.poll(5)] == []
+            assert not wire._free
+        wire.close()
+
+
+def test_the_host_of_ipv6_stands_in_brackets():
+    assert b"\r\nhost: [::1]:80\r\n" in http_request("::1", 80, "/", b"")
 
 
 def test_client_processes_start_together_and_tell_their_cost():
