@@ -199,6 +199,8 @@ def _specs(args: argparse.Namespace) -> list[Spec]:
 
         if args.shape not in SHAPES:
             raise StartError(f"--shape {args.shape}: there are {', '.join(SHAPES)}")
+    if args.out and args.raw and args.out.resolve() == args.raw.resolve():
+        raise StartError("--raw and --out are one file; records and latencies are read from two")
     specs = [parse(t) for t in args.target or ["serve"]]
     if len({s.name for s in specs}) < len(specs):
         raise StartError("--target: two of one name; write NAME=KIND:WHERE")

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
+from hortus.bench.pace import RunError
 from hortus.cores import usable_cores
-from hortus.errors import StartError
 from hortus.types import Float32
 
 
@@ -60,6 +63,17 @@ def commit() -> str | None:
     return out.stdout.strip() or None
 
 
+def command(words: Sequence[str]) -> str:
+    """The command line as a shell takes it, without what is secret: results are for others to read. Pure."""
+    shown = [re.sub(r"(--api-keys?[ =]+)\S+", r"\1...", word) for word in words]
+    for n, word in enumerate(words):
+        if word == "--header" and n + 1 < len(words):
+            shown[n + 1] = words[n + 1].partition(":")[0] + ": ..."
+        elif word.startswith("--header="):
+            shown[n] = word.partition(":")[0] + ": ..."
+    return shlex.join(["hortus", "bench", *shown])
+
+
 @dataclass(kw_only=True, slots=True)
 class Record:
     """One case. None where a field does not apply."""
@@ -97,7 +111,7 @@ class Record:
     """Share of steps that replayed a graph since the last line."""
     note: str | None = None
     commit: str | None = field(default_factory=commit)
-    command: str | None = field(default_factory=lambda: "hortus bench " + " ".join(sys.argv[2:]))
+    command: str | None = field(default_factory=lambda: command(sys.argv[2:]))
     date: str | None = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
 
@@ -119,23 +133,34 @@ _OPTIONAL = ("offered_per_s", "client_cores", "cpu_ms", "cosine", "at_s", "hit_r
 
 
 def append(path: Path, records: Sequence[Record]) -> None:
-    """Add records to a JSON-lines file. StartError names the file that cannot be written."""
+    """Add records to a JSON-lines file. RunError names the file that cannot be written."""
     lines = []
     for r in records:
-        row = {k: round(v, 6 if k == "cosine" else 4) if isinstance(v, float) else v for k, v in asdict(r).items()}
+        row = {k: _rounded(k, v) if isinstance(v, float) else v for k, v in asdict(r).items()}
         lines.append(json.dumps({k: v for k, v in row.items() if v is not None or k not in _OPTIONAL}))
     if lines:
         add_line(path, "\n".join(lines))
 
 
+def _rounded(name: str, value: float) -> float | None:
+    """What is no number is no figure, and would make the whole file unreadable."""
+    return round(value, 6 if name == "cosine" else 4) if math.isfinite(value) else None
+
+
 def add_line(path: Path, text: str) -> None:
-    """Append to a file of lines, made with the folders above it. StartError names the one that cannot be written."""
+    """Append to a file of lines, made with the folders above it, on a line of its own: the last one there may have been cut
+    short. RunError names the file that cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        whole = True
+        if path.is_file() and path.stat().st_size:
+            with path.open("rb") as f:
+                f.seek(-1, os.SEEK_END)
+                whole = f.read(1) == b"\n"
         with path.open("a", encoding="utf-8") as f:
-            f.write(text + "\n")
+            f.write(("" if whole else "\n") + text + "\n")
     except OSError as e:
-        raise StartError(f"{path} cannot be written: {e.strerror or e}") from None
+        raise RunError(f"{path} cannot be written: {e.strerror or e}") from None
 
 
 def read(paths: Sequence[Path]) -> list[Record]:
@@ -158,6 +183,8 @@ def read(paths: Sequence[Path]) -> list[Record]:
                 raise ValueError(f"{path}:{number}: no record")
             if "target" not in row:
                 continue
+            if isinstance(row.get("ms"), list):
+                raise ValueError(f"{path}:{number}: latencies, as --raw writes them; records are in the file of --out")
             if unknown := row.keys() - known:
                 raise ValueError(f"{path}:{number}: unknown field {min(unknown)}")
             if lacking := [name for name in ("suite", "model") if name not in row]:
@@ -181,8 +208,8 @@ def _wrong(name: str, value: object) -> str | None:
         return None if isinstance(value, str) else f"{value!r} is no text"
     if isinstance(value, bool) or not isinstance(value, int | float) or (kind == "int" and not isinstance(value, int)):
         return f"{value!r} is no {'whole ' if kind == 'int' else ''}number"
-    if not math.isfinite(value):
-        return f"{value} is no figure"
+    if not abs(value) <= sys.float_info.max:  # NaN as well
+        return f"{value if isinstance(value, float) else 'that many digits'} is no figure"
     if name.endswith("_ms") and value < 0:
         return f"{value} is less than 0"
     return None

@@ -25,6 +25,8 @@ def files(tmp_path, monkeypatch):
     ):  # fmt: skip
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(RECORD | wrong))
     (tmp_path / "words.jsonl").write_text("\n" + json.dumps(RECORD | {"median_ms": "fast"}))
+    (tmp_path / "raw.jsonl").write_text('{"suite": "latency", "target": "serve", "ms": [1.0]}')
+    (tmp_path / "large.jsonl").write_text(json.dumps(RECORD | {"batch": 10**400}))
     (tmp_path / "foreign.jsonl").write_text('{"a": 1}\n')
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "good.jsonl").write_text(json.dumps(RECORD) + "\n")
@@ -66,6 +68,7 @@ def files(tmp_path, monkeypatch):
         ("latency --shape 70b", "--shape 70b: there are"),
         ("latency --out .", "--out: . is a folder"),
         ("latency --raw latin1.txt/x", "is no folder"),
+        ("latency --out new.jsonl --raw ./new.jsonl", "--raw and --out are one file"),
         ("latency --target nothing", "no kind 'nothing'"),
         ("latency --target engine --target engine", "two of one name"),
         (
@@ -94,6 +97,8 @@ def files(tmp_path, monkeypatch):
         ("report null.jsonl", "null.jsonl:1: target: may not be null"),
         ("report negative.jsonl", "negative.jsonl:1: median_ms: -1 is less than 0"),
         ("report half.jsonl", "half.jsonl:1: batch: 1.5 is no whole number"),
+        ("report raw.jsonl", "raw.jsonl:1: latencies, as --raw writes them"),
+        ("report large.jsonl", "large.jsonl:1: batch: that many digits is no figure"),
         ("report foreign.jsonl empty.jsonl", "no record in foreign.jsonl, empty.jsonl"),
         ("corpus --texts nope", "--texts: nope: No such file"),
         ("corpus --texts good.jsonl", "--texts: rows come from Lee's corpus without --tokens"),

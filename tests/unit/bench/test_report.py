@@ -1,6 +1,7 @@
 """Records to tables, pages and pictures; and that README says what bench/results say."""
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from hortus.bench import report
 from hortus.bench.measure import summary
 from hortus.bench.pace import Load
-from hortus.bench.results import Record, append, cosines, read, table
+from hortus.bench.results import Record, append, command, cosines, read, table
 
 ROOT = Path(__file__).parents[3]
 RESULTS = sorted((ROOT / "bench" / "results").glob("*.jsonl"))
@@ -74,6 +75,33 @@ def test_records_survive_the_file(tmp_path):
     file.write_text("{\n")
     with pytest.raises(ValueError, match="not JSON"):
         read([file])
+
+
+def test_a_file_of_results_stays_one(tmp_path):
+    """Whatever its last line is, and whatever a figure is: a line that cannot be read would cost the whole file."""
+    file = tmp_path / "x.jsonl"
+    append(file, SAMPLE[:1])
+    file.write_text(file.read_text().rstrip("\n"))
+    append(file, [line("cpu", median_ms=2.0, ratio=float("inf"), p99_ms=float("nan"))])
+    append(file, SAMPLE[:1])
+    assert [(r.median_ms, r.ratio, r.p99_ms) for r in read([file])][1] == (2.0, None, None)
+    assert len(read([file])) == 3
+    append(Path("/dev/stderr"), SAMPLE[:1])  # a pipe, which ends nowhere
+
+
+def test_results_hold_no_secret_and_a_command_that_can_be_repeated():
+    words = [
+        "latency",
+        "--target",
+        "serve:--api-keys K1 --gateways 2",
+        "--header",
+        "authorization: Bearer K2",
+        "--header=x-key:K3",
+    ]
+    shown = command(words)
+    assert not any(key in shown for key in ("K1", "K2", "K3"))
+    assert shlex.split(shown)[2:5] == ["latency", "--target", "serve:--api-keys ... --gateways 2"]
+    assert shlex.split(shown)[5:] == ["--header", "authorization: ...", "--header=x-key: ..."]
 
 
 def test_the_latest_run_of_a_case_counts_and_the_spread_is_told():

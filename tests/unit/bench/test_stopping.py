@@ -95,14 +95,16 @@ def test_another_server_on_the_port_is_not_taken_for_the_one_that_was_started(mo
         raise AssertionError("it was taken for ready")
 
 
-def test_what_cannot_be_written_is_named_and_the_table_told(capsys):
+@pytest.mark.parametrize("flag", ["--out", "--raw"])
+def test_what_cannot_be_written_is_named_and_no_target_blamed(capsys, flag):
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full")
     words = ["cases", "--cases", "1x8", "--target", "engine", "--reference", "none", "--rounds", "1", "--seconds", "0"]
-    assert bench.main([*words, "--out", "/dev/full"]) == 1
+    assert bench.main([*words, flag, "/dev/full"]) == 1
     said = capsys.readouterr()
     assert "/dev/full cannot be written: No space left" in said.err
-    assert "| cases | engine" in said.out
+    assert ("| cases | engine" in said.out) == (flag == "--out")
+    assert "LEFT OUT" not in said.out
 
 
 def test_a_run_that_measures_nothing_is_no_success(capsys):
