@@ -6,6 +6,7 @@ Does not know devices (it is given a Kit), batches, or what is inside a family.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, Protocol
 
 import torch
@@ -44,6 +45,7 @@ class RowHead(Protocol):
     width: int
     normalize: bool
     pooling: str
+    """cls or last: it reads nothing but each sequence's first token, or its last."""
     parameters: int
     """Those that it read from files of its own."""
 
@@ -54,9 +56,11 @@ class RowHead(Protocol):
 class EmbeddingNetwork:
     """Trunk and head as one function: a Network."""
 
-    def __init__(self, trunk: Trunk, head: RowHead, parameters: int) -> None:
+    def __init__(self, trunk: Trunk, head: RowHead, parameters: int, ops: ModuleType) -> None:
         self._trunk = trunk
         self.head = head
+        self._ops = ops
+        self._picks = head.pooling in ("cls", "last")
         self.width = head.width
         self.parameters = parameters
         self.longest_matters = True
@@ -75,11 +79,15 @@ class EmbeddingNetwork:
 
     def forward(self, inputs: Inputs) -> Tensor:
         """[rows, width] float32."""
-        x = self._trunk.forward(inputs)
-        if inputs.span_tokens is None or inputs.span_cu_seqlens is None:
-            return self.head(x, inputs.cu_seqlens)
-        # A span's tokens stand for a sequence's: every way of pooling works on them as it is.
-        return self.head(x.index_select(0, inputs.span_tokens), inputs.span_cu_seqlens)
+        # A span's tokens, or the one that is read, stand for a sequence's: every way of pooling works on them as it is.
+        if inputs.span_tokens is not None and inputs.span_cu_seqlens is not None:
+            return self.head(self._trunk.forward(inputs).index_select(0, inputs.span_tokens), inputs.span_cu_seqlens)
+        cu, rows = inputs.cu_seqlens, None
+        if self._picks:
+            rows = self._ops.picked(cu, inputs.ids.shape[0], self.head.pooling)
+        if rows is not None:
+            cu = torch.arange(rows.shape[0] + 1, dtype=cu.dtype, device=cu.device)
+        return self.head(self._trunk.forward(inputs, rows), cu)
 
 
 def build_network(
@@ -112,7 +120,7 @@ def build_network(
     head = make_head(weights)
     trunk = family.build(spec, weights, kit)
     assert not weights, f"the trunk left weights behind: {sorted(weights)[:4]}"
-    return EmbeddingNetwork(trunk, head, parameters + head.parameters)
+    return EmbeddingNetwork(trunk, head, parameters + head.parameters, kit.ops)
 
 
 def _head(

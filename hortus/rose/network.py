@@ -45,7 +45,7 @@ class Network(Protocol):
         """Host work once a batch, outside any graph (attention backends that need it)."""
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """[rows, width] float32 on the device, one a sequence or span: pooled, Dense modules applied.
+        """[rows, width] float32 on the device, one a sequence or span (further ones mean nothing): pooled, Dense modules applied.
 
         Not cut, not finally normalised. Pure device work, no synchronisation on a GPU (it must be capturable).
         """

@@ -176,8 +176,15 @@ def trunk_rows(case: str, kit: Kit, lengths: list[int], *, broken: int | None = 
     at = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])
     here = [torch.from_numpy(a).to(DEVICE) for a in (ids, at, cu)]
     trunk.plan(cu, here[2], max(lengths))
+    inputs = Inputs(here[0], here[1], None, here[2])
     with torch.inference_mode():
-        return trunk.forward(Inputs(here[0], here[1], None, here[2]))
+        rows = trunk.forward(inputs)
+        ends = trunk.forward(inputs, here[2][1:] - 1)
+    if broken is None:  # a product of few rows may add in another order
+        assert F.cosine_similarity(ends.float(), rows[here[2][1:].long() - 1].float()).min() > (
+            0.9999 if INTERPRETED else 0.99
+        )
+    return rows
 
 
 @pytest.mark.parametrize("case", CONFIGS)

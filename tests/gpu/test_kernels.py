@@ -248,6 +248,20 @@ def test_pool(lengths, dtype):
             assert torch.equal(ours, fused.pool(x, cu, mode)), "the same batch gives the same bits"
 
 
+@pytest.mark.parametrize("mode", ["cls", "last"])
+@pytest.mark.parametrize("lengths", [[1024], [0, 500, 3, 0, 520, 1, 0], [4] * 255 + [4], [4] * 255 + [0]])
+def test_picked(lengths, mode):
+    cu = torch.tensor([0, *lengths]).cumsum(0).to(DEVICE, torch.int32)
+    tokens = 1024
+    rows, want = fused.picked(cu, tokens, mode), twin.picked(cu, tokens, mode)
+    assert rows.dtype == torch.int32
+    assert rows.shape[0] % 16 == 0, "as a step's tokens"
+    assert torch.equal(rows[: len(lengths)], want)
+    assert 0 <= int(rows.min()) <= int(rows.max()) < tokens
+    assert fused.picked(cu, 1023, mode) is None
+    assert fused.picked(torch.zeros(258, device=DEVICE, dtype=torch.int32), tokens, mode) is None
+
+
 def test_pool_keeps_a_nan():
     """A broken row may not look whole: the answer is checked for NaN later, by row."""
     x = random(12, 64)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import weakref
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from hortus.rose.kernels import few as calls
 from hortus.rose.kernels.few import Few, LayerWeights
 from hortus.types import Int32
 
+log = logging.getLogger(__name__)
+
 MOST_TOKENS = 48
 """Most tokens of a step for which C is faster. Measured: docs/decisions/002-cpu-path.md."""
 
@@ -31,15 +34,18 @@ _ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """few.c, or None where it was not built or this processor cannot run it (x86 without AVX2)."""
+    """few.c, or None where it was not built (or long ago) or this processor cannot run it (x86 without AVX2)."""
     found = native.load(Path(__file__).with_name("few.c"))
     if found is None or not found.hortus_few_runs_here():
+        return None
+    if not hasattr(found, "hortus_few_rows"):
+        log.warning("few.c was built from an earlier source, the slower way is taken: install again")
         return None
     pointer, number, real = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
     found.hortus_few_new.argtypes = [number] * 5 + [real] * 2 + [pointer]
     found.hortus_few_new.restype = pointer
-    found.hortus_few_run.argtypes = [pointer] * 4 + [number] * 2
-    found.hortus_few_run.restype = None
+    found.hortus_few_rows.argtypes = [*[pointer] * 4, number, pointer, number, number]
+    found.hortus_few_rows.restype = None
     found.hortus_few_free.argtypes = [pointer]
     found.hortus_few_free.restype = None
     return found
@@ -52,7 +58,7 @@ def few(layers: list[LayerWeights], heads: Heads, eps: float, activation: str, b
     if library_ is None or bias is not None or activation not in _ACTIVATIONS or not layers:
         return long
     short = _Compiled(library_, layers, heads, eps, activation)
-    return lambda x, cu_seqlens_cpu: (short if len(x) <= MOST_TOKENS else long)(x, cu_seqlens_cpu)
+    return lambda x, cu_seqlens_cpu, rows=None: (short if len(x) <= MOST_TOKENS else long)(x, cu_seqlens_cpu, rows)
 
 
 class _Compiled:
@@ -73,11 +79,18 @@ class _Compiled:
         if not self._trunk:
             raise MemoryError("no memory for the buffers of short steps")
         weakref.finalize(self, library.hortus_few_free, self._trunk)
-        self._run = library.hortus_few_run
+        self._run = library.hortus_few_rows
 
-    def __call__(self, x: Tensor, cu_seqlens_cpu: Int32) -> Tensor:
+    def __call__(self, x: Tensor, cu_seqlens_cpu: Int32, rows: Tensor | None = None) -> Tensor:
         x = x.contiguous()
-        y = torch.empty_like(x)
+        kept, at = len(x), None
+        if rows is not None:
+            rows = rows.int().contiguous()
+            kept, at = len(rows), rows.data_ptr()
+            assert kept <= len(x), "the buffers hold the step's tokens"
+        y = x.new_empty(kept, x.shape[1])
         cu = np.ascontiguousarray(cu_seqlens_cpu, np.int32)
-        self._run(self._trunk, x.data_ptr(), y.data_ptr(), cu.ctypes.data, len(cu) - 1, torch.get_num_threads())
+        self._run(
+            self._trunk, x.data_ptr(), y.data_ptr(), cu.ctypes.data, len(cu) - 1, at, kept, torch.get_num_threads()
+        )
         return y

@@ -351,8 +351,26 @@ Few *hortus_few_new(int layers, int heads, int head_dim, int inner, int activati
     return f;
 }
 
-/* x, y: [cu_seqlens[sequences], hidden]; at most 128 tokens. threads: in all, the caller's included. */
-void hortus_few_run(Few *f, const float *x, float *y, const int32_t *cu_seqlens, int sequences, int threads) {
+/* Only these tokens go on: their columns of x and of what attention gave. */
+static void narrow(Few *f, const int32_t *rows, int kept) {
+    const long hidden = (long)f->heads * f->head_dim;
+    float *const both[2] = {f->x, f->a};
+    f->panels = (kept + W - 1) / W;
+    for (int b = 0; b < 2; b++) {
+        for (int i = 0; i < f->panels * W; i++) { /* by way of qkv, which has been read; what fills up is 0 */
+            const float *from = i < kept ? both[b] + rows[i] / W * hidden * W + rows[i] % W : NULL;
+            float *to = f->qkv + i / W * hidden * W + i % W;
+            for (long h = 0; h < hidden; h++) to[h * W] = from ? from[h * W] : 0.0f;
+        }
+        memcpy(both[b], f->qkv, sizeof(float) * (size_t)(f->panels * W * hidden));
+    }
+}
+
+/* x: [cu_seqlens[sequences], hidden], at most 128 tokens -> y: [kept, hidden], of the tokens in rows, or of all where that is NULL.
+   threads: in all, the caller's included. */
+void hortus_few_rows(
+    Few *f, const float *x, float *y, const int32_t *cu_seqlens, int sequences, const int32_t *rows, int kept, int threads
+) {
     const int tokens = cu_seqlens[sequences];
     const long hidden = (long)f->heads * f->head_dim;
     pthread_mutex_lock(&run_lock);
@@ -366,8 +384,11 @@ void hortus_few_run(Few *f, const float *x, float *y, const int32_t *cu_seqlens,
     }
     atomic_store(&running, f);
     have_threads(threads - 1);
-    for (int step = 0; step < f->layers * PHASES; step++) do_step(f, step);
-    for (int i = 0; i < tokens; i++) {
+    for (int step = 0; step < f->layers * PHASES; step++) {
+        if (rows && step == (f->layers - 1) * PHASES + OUT) narrow(f, rows, kept);
+        do_step(f, step);
+    }
+    for (int i = 0; i < kept; i++) {
         const float *panel = f->x + i / W * hidden * W + i % W;
         for (long h = 0; h < hidden; h++) y[i * hidden + h] = panel[h * W];
     }

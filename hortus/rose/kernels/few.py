@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hortus.rose.attention import Heads
@@ -39,8 +40,11 @@ class LayerWeights:
 
 
 class Few(Protocol):
-    def __call__(self, x: Tensor, cu_seqlens_cpu: Int32) -> Tensor:
-        """x: [T, H] embedded tokens; cu_seqlens_cpu: [N + 1] on the host -> [T, H] after the last layer."""
+    def __call__(self, x: Tensor, cu_seqlens_cpu: Int32, rows: Tensor | None = None) -> Tensor:
+        """x: [T, H] embedded tokens; cu_seqlens_cpu: [N + 1] on the host -> [T, H] after the last layer.
+
+        rows, int32, at most T: of these tokens alone.
+        """
 
 
 class FewFactory(Protocol):
@@ -68,7 +72,7 @@ def few(layers: list[LayerWeights], heads: Heads, eps: float, activation: str, b
     size = (hidden,)
     addmm, add, layer_norm = torch.addmm, torch.add, torch.layer_norm
 
-    def run(x: Tensor, cu_seqlens_cpu: Int32) -> Tensor:
+    def run(x: Tensor, cu_seqlens_cpu: Int32, rows: Tensor | None = None) -> Tensor:
         real = x.shape[0]
         t = columns(real)
         if t != real:
@@ -80,11 +84,19 @@ def few(layers: list[LayerWeights], heads: Heads, eps: float, activation: str, b
         scores, shares, summed = new(n, t, t), new(n, t, t), new(t, hidden)
         q, k, v = qkv.view(3, n, d, t).unbind(0)
         q, shares_t, a_heads, z_rows = q.transpose(1, 2), shares.transpose(1, 2), a.view(n, d, t), z.t()
-        for w_qkv, b_qkv, w_out, b_out, w_up, b_up, w_down, b_down, g1, c1, g2, c2 in parts:
+        for part in parts:
+            w_qkv, b_qkv, w_out, b_out, w_up, b_up, w_down, b_down, g1, c1, g2, c2 = part
             addmm(b_qkv, w_qkv, x.t(), out=qkv)  # [3 H, T]
             torch.baddbmm(hidden_from, q, k, alpha=scale, out=scores)  # [heads, T, T]
             torch.softmax(scores, -1, out=shares)
             torch.bmm(v, shares_t, out=a_heads)  # [heads, d, T]: a is [H, T]
+            if rows is not None and part is parts[-1]:
+                real = len(rows)
+                t = columns(real)
+                kept = F.pad(rows, (0, t - real))
+                x, a = x.index_select(0, kept), a.index_select(1, kept)
+                z, u, summed = new(hidden, t), new(inner, t), new(t, hidden)
+                z_rows = z.t()
             addmm(b_out, w_out, a, out=z)
             x = layer_norm(add(x, z_rows, out=summed), size, g1, c1, eps)
             addmm(b_up, w_up, x.t(), out=u)

@@ -24,7 +24,7 @@ from hortus.rose.kernels.dense import add_norm, gated
 from hortus.rose.kernels.heads import Rotary, turned
 from hortus.rose.kernels.launch import row
 from hortus.rose.kernels.layernorm import add_layer_norm, add_layer_norm_, glu
-from hortus.rose.kernels.pooling import pool
+from hortus.rose.kernels.pooling import picked, pool
 from hortus.rose.kernels.residual import residual
 from hortus.rose.kernels.rms import add_rms_norm_, embed_rms_norm, rms_norm
 from hortus.rose.kernels.twin import activated
@@ -41,6 +41,7 @@ __all__ = [
     "gated",
     "gelu_",
     "glu",
+    "picked",
     "pool",
     "residual",
     "rms_norm",

@@ -25,6 +25,12 @@ _PART_TOKENS = 128
 """Tokens a part should have on average. Below twice this the second kernel costs more than it saves."""
 _MOST_PARTS = 64
 
+PICKED_TOKENS, PICKED_SHARE = 1024, 4
+"""From so many tokens on, and so many a row, the rows that a head reads go on alone after the last attention. They
+cost kernels of a few us each (which rows, two gathers): below, there is not more to save. An estimate, not measured."""
+_EVEN = 16
+"""Rows are a multiple of it, as a step's tokens are: another kernel is compiled for what is not."""
+
 _MODES = {"mean": 0, "mean_sqrt_len": 1, "weightedmean": 2, "max": 3}
 
 
@@ -33,6 +39,24 @@ def _parts(tokens: int, sequences: int) -> int:
     if tokens <= 2 * _PART_TOKENS * sequences:
         return 1
     return min(_MOST_PARTS, int(triton.next_power_of_2(tokens // (sequences * _PART_TOKENS))))
+
+
+@triton.jit(do_not_specialize=["sequences", "tokens"])
+def _picked(cu, out, sequences, tokens, ROWS: tl.constexpr, LAST: tl.constexpr):
+    n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    at = tl.load(cu + n + LAST, mask=n < sequences, other=0) - LAST
+    tl.store(out + n, tl.minimum(tl.maximum(at, 0), tokens - 1))
+
+
+def picked(cu_seqlens: Tensor, tokens: int, mode: str) -> Tensor | None:
+    """As twin.picked. Whether hangs on (T, N) alone."""
+    sequences = cu_seqlens.shape[0] - 1
+    rows = triton.cdiv(sequences, _EVEN) * _EVEN
+    if tokens < max(PICKED_TOKENS, PICKED_SHARE * rows):
+        return None
+    out = torch.empty(rows, dtype=torch.int32, device=cu_seqlens.device)
+    _picked[(rows // _EVEN,)](cu_seqlens, out, sequences, tokens, _EVEN, int(mode == "last"), num_warps=1)
+    return out
 
 
 @triton.jit

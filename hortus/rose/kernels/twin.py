@@ -14,6 +14,10 @@ from torch import Tensor
 
 from hortus.rose.kernels.linear import ACTIVATIONS, Linear, LinearFactory
 
+FEW_PICKED = 16
+"""Up to so many tokens of a step, finding and gathering the rows that a head reads costs a CPU as much as leaving the others out
+saves: docs/decisions/014-only-rows-that-are-read.md."""
+
 
 def residual(x: Tensor) -> Tensor:
     """x [T, H] as what the blocks of a pre-norm model add to: float32. A device may keep it in a form of its own."""
@@ -190,6 +194,18 @@ def glu(both: Tensor, activation: str, first: int) -> Tensor:
 def gelu_(x: Tensor) -> Tensor:
     """Exact (erf) GELU; may overwrite x."""
     return F.gelu(x)
+
+
+def picked(cu_seqlens: Tensor, tokens: int, mode: str) -> Tensor | None:
+    """Which of T packed tokens `pool` reads in mode cls or last: [N] int32, one a sequence; of an empty one, any.
+
+    None where it does not pay to leave the others out of what follows the last attention. A device may give further rows,
+    after those, of any token.
+    """
+    if tokens <= max(FEW_PICKED, len(cu_seqlens) - 1):
+        return None
+    at = cu_seqlens[:-1] if mode == "cls" else cu_seqlens[1:] - 1
+    return at.clamp(0, tokens - 1)
 
 
 def pool(x: Tensor, cu_seqlens: Tensor, mode: str) -> Tensor:

@@ -9,8 +9,9 @@ The contract. A file `models/<name>.py` exposes one constant, `FAMILY: Family`, 
                               the trunk takes them out (`weights.pop`) as it fuses them, so that no weight lives twice.
     prefixes, renames, ignored   how a checkpoint's names become those of `shapes`: see rose/loader.
 
-The trunk ends with the last hidden states (a final norm included). Pooling, Dense and Normalize come after it, the same
-for all families: rose/heads. Heads that end in logits differ by names only, and so are data of a family (rose/logits):
+The trunk ends with the last hidden states (a final norm included), of all tokens or of those it is asked for. Pooling, Dense
+and Normalize come after it, the same for all families: rose/heads. Heads that end in logits differ by names only, and so are
+data of a family (rose/logits):
 
     classifier(spec, labels)  the matrices from the pooled token to the logits, as in *ForSequenceClassification.
     vocabulary(spec)          those of the masked language model's head, as in *ForMaskedLM.
@@ -118,8 +119,10 @@ class Trunk(Protocol):
     def plan(self, cu_seqlens_cpu: Int32, cu_seqlens: Tensor, max_seqlen: int) -> None:
         """As Network.plan: pass it on to the attention."""
 
-    def forward(self, inputs: Inputs) -> Tensor:
-        """[T, hidden] last hidden states. Capturable: no synchronisation on a GPU."""
+    def forward(self, inputs: Inputs, rows: Tensor | None = None) -> Tensor:
+        """[T, hidden] last hidden states; rows, [N <= T] int32: of these alone, [N, hidden]. Capturable: no synchronisation
+        on a GPU. What follows the last attention need not be computed for the others.
+        """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -83,6 +83,11 @@ class Adapted:
         else:
             self._mask = (types[:, None] == self._owner).to(self._back.dtype)  # [T, wide]
 
+    def only(self, rows: Tensor) -> None:
+        """The tokens that go on in this step."""
+        if self._mask is not None:
+            self._mask = self._mask.index_select(0, rows)
+
     def embedded(self, word: Tensor, ids: Tensor, types: Tensor | None) -> Tensor:
         """[T, hidden]: word and segment embeddings, summed."""
         x = F.embedding(ids, word)

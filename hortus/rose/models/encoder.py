@@ -115,18 +115,21 @@ class Encoder:
         for attention in self._attention:
             attention.plan(cu_seqlens_cpu, cu_seqlens, max_seqlen)
 
-    def forward(self, inputs: Inputs) -> Tensor:
-        """[T, hidden] after the last block, and the final norm where there is one."""
+    def forward(self, inputs: Inputs, rows: Tensor | None = None) -> Tensor:
+        """After the last block, and the final norm where there is one; see Trunk."""
+        # Without a block there is no last attention, and a convolution after the only one reads all of its rows.
+        if rows is not None and len(self._layers) < (1 if self._neighbours is None else 2):
+            return self.forward(inputs).index_select(0, rows)
         if self._adapted is not None:
             self._adapted.begin(inputs.token_types)
         x = self._embedded(inputs)
         if self._few is not None and self._cu_seqlens_cpu is not None and len(x) <= FEW_TOKENS:
-            few = self._few(x, self._cu_seqlens_cpu)
+            few = self._few(x, self._cu_seqlens_cpu, rows)
             # A mask multiplies neighbours by zero, which NaN survives: then each sequence goes by itself.
             if len(self._cu_seqlens_cpu) == 2 or bool(torch.isfinite(few.sum())):
                 return few
         angles = {windowed: rotary.at(inputs.positions) for windowed, rotary in self._rotary.items()}
-        return (self._norms_before if self._spec.prenorm else self._norms_after)(x, angles, inputs.positions)
+        return (self._norms_before if self._spec.prenorm else self._norms_after)(x, angles, inputs.positions, rows)
 
     def _embedded(self, inputs: Inputs) -> Tensor:
         if self._adapted is not None:
@@ -141,10 +144,13 @@ class Encoder:
         )
         return x
 
-    def _norms_after(self, x: Tensor, angles: dict[bool, Any], positions: Tensor) -> Tensor:
+    def _norms_after(self, x: Tensor, angles: dict[bool, Any], positions: Tensor, rows: Tensor | None) -> Tensor:
         ops, eps, embedded = self._ops, self._spec.eps, x
         for n, layer in enumerate(self._layers):
-            y = layer.out(self._attend(layer, x, angles))
+            mixed = self._attend(layer, x, angles)
+            if rows is not None and layer is self._layers[-1]:
+                mixed, x = self._only(rows, mixed, x)
+            y = layer.out(mixed)
             for norm in layer.attention_norm:
                 y = ops.add_layer_norm(y, x, *norm, eps)
             x = ops.add_layer_norm(layer.mlp(y), y, *layer.mlp_norm, eps)
@@ -152,15 +158,18 @@ class Encoder:
                 x = self._neighbours(embedded, x, positions)
         return x if self._final_norm is None else self._normed(x, self._final_norm)
 
-    def _norms_before(self, x: Tensor, angles: dict[bool, Any], _: Tensor) -> Tensor:
+    def _norms_before(self, x: Tensor, angles: dict[bool, Any], _: Tensor, rows: Tensor | None) -> Tensor:
         """What is added to the residual, which grows in place, and the norm after it are one operation."""
         ops, eps = self._ops, self._spec.eps
         if not self._layers:
             return self._normed(x, self._last_norm)
         residual = ops.residual(x)
         for n, layer in enumerate(self._layers):
-            x = ops.add_layer_norm_(layer.out(self._attend(layer, x, angles)), residual, *layer.mlp_norm, eps)
             last = n + 1 == len(self._layers)
+            mixed = self._attend(layer, x, angles)
+            if rows is not None and last:
+                mixed, residual = self._only(rows, mixed, residual)
+            x = ops.add_layer_norm_(layer.out(mixed), residual, *layer.mlp_norm, eps)
             norm = self._last_norm if last else self._layers[n + 1].attention_norm[0]
             x = ops.add_layer_norm_(layer.mlp(x), residual, *norm, eps)
         return x
@@ -175,6 +184,12 @@ class Encoder:
         qkv = layer.qkv(x, angles.get(layer.windowed)).contiguous().view(-1, 3 * h.heads, h.head_dim)
         q, k, v = torch.split(qkv, h.heads, 1)
         return layer.attention.run(q, k, v).flatten(1)
+
+    def _only(self, rows: Tensor, mixed: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What goes on after the last attention."""
+        if self._adapted is not None:
+            self._adapted.only(rows)
+        return mixed.index_select(0, rows), x.index_select(0, rows)
 
     def _normed(self, x: Tensor, norm: Pair) -> Tensor:
         return F.layer_norm(x, (self._spec.hidden,), *norm, self._spec.eps)

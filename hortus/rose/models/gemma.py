@@ -164,8 +164,8 @@ class Gemma:
         for attention in self._attention.values():
             attention.plan(cu_seqlens_cpu, cu_seqlens, max_seqlen)
 
-    def forward(self, inputs: Inputs) -> Tensor:
-        """[T, hidden] after the final norm."""
+    def forward(self, inputs: Inputs, rows: Tensor | None = None) -> Tensor:
+        """After the final norm; see Trunk."""
         ops, eps, h = self._ops, self._spec.eps, self._spec.heads
         x: Tensor  # what a block reads; the residual grows in place
         residual, x = ops.embed_rms_norm(inputs.ids, self._embed, self._scale, self._first_norm, eps)
@@ -173,8 +173,10 @@ class Gemma:
         for layer in self._layers:
             qkv = layer.qkv(x, angles[layer.windowed])  # [T, (heads + 2 kv_heads) head_dim]
             q, k, v = torch.split(qkv.view(qkv.shape[0], -1, h.head_dim), [h.heads, h.kv_heads, h.kv_heads], 1)
-            x = layer.out(self._attention[layer.windowed].run(q, k, v).flatten(1))
-            x = self._add_norm(x, layer.out_norm, residual, layer.mlp_norm)
+            mixed = self._attention[layer.windowed].run(q, k, v).flatten(1)
+            if rows is not None and layer is self._layers[-1]:
+                mixed, residual = mixed.index_select(0, rows), residual.index_select(0, rows)
+            x = self._add_norm(layer.out(mixed), layer.out_norm, residual, layer.mlp_norm)
             x = self._add_norm(
                 layer.down(ops.glu(layer.up(x), self._spec.activation, 0)), layer.down_norm, residual, layer.next_norm
             )

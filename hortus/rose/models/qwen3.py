@@ -159,8 +159,8 @@ class Qwen3:
     def plan(self, cu_seqlens_cpu: Int32, cu_seqlens: Tensor, max_seqlen: int) -> None:
         self._attention.plan(cu_seqlens_cpu, cu_seqlens, max_seqlen)
 
-    def forward(self, inputs: Inputs) -> Tensor:
-        """[T, hidden] after the final norm."""
+    def forward(self, inputs: Inputs, rows: Tensor | None = None) -> Tensor:
+        """After the final norm; see Trunk."""
         ops, eps, h = self._ops, self._spec.eps, self._spec.heads
         x: Rows  # what a block reads; the residual grows in place
         residual, x = ops.embed_rms_norm(inputs.ids, self._embed, 1.0, self._first_norm, eps)
@@ -175,6 +175,8 @@ class Qwen3:
                 qkv = layer.qkv(x, angles)  # [T, (heads + 2 kv_heads) head_dim]
                 q, k, v = torch.split(qkv.view(qkv.shape[0], -1, h.head_dim), [h.heads, h.kv_heads, h.kv_heads], 1)
                 mixed = self._attention.run(q, k, v).flatten(1)
+            if rows is not None and layer is self._layers[-1]:
+                mixed, residual = mixed.index_select(0, rows), residual.index_select(0, rows)
             x = layer.o(mixed, residual)
             x = layer.down(layer.gated(x), residual)
         last: Tensor = x

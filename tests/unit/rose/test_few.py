@@ -46,12 +46,12 @@ def both(config: dict[str, Any], way: FewFactory) -> tuple[Encoder, Encoder]:
     return Encoder(spec, dict(made), PLAIN), Encoder(spec, dict(made), fast)
 
 
-def run(trunk: Encoder, lengths: list[int]) -> torch.Tensor:
+def run(trunk: Encoder, lengths: list[int], rows: torch.Tensor | None = None) -> torch.Tensor:
     cu = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     ids = torch.from_numpy(np.random.default_rng(0).integers(0, 50, int(cu[-1])).astype(np.int32))
     trunk.plan(cu, torch.from_numpy(cu), max(lengths))
     with torch.inference_mode():
-        return trunk.forward(Inputs(ids, torch.from_numpy(positions(cu)), None, torch.from_numpy(cu)))
+        return trunk.forward(Inputs(ids, torch.from_numpy(positions(cu)), None, torch.from_numpy(cu)), rows)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +86,15 @@ def test_few_is_layer_by_layer(config: dict[str, Any], way: FewFactory) -> None:
         got = run(fast, lengths)
         assert got.shape == (sum(lengths), 32)
         torch.testing.assert_close(got, run(plain, lengths), rtol=0, atol=5e-6)
+        ends = torch.tensor(lengths, dtype=torch.int32).cumsum(0) - 1
+        torch.testing.assert_close(run(fast, lengths, ends), got[ends], rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize("rows", [[4], [0, 1, 2, 3, 4], [4, 4], [2, 0]])
+def test_any_rows_may_be_asked_for(rows: list[int], way: FewFactory) -> None:
+    _, fast = both({"model_type": "bert"}, way)
+    some = run(fast, [2, 3], torch.tensor(rows, dtype=torch.int32))
+    torch.testing.assert_close(some, run(fast, [2, 3])[rows], rtol=0, atol=5e-6)
 
 
 def test_more_tokens_go_layer_by_layer(monkeypatch: pytest.MonkeyPatch, way: FewFactory) -> None:
@@ -117,6 +126,8 @@ def test_what_is_not_finite_spoils_its_own_sequence_and_no_other(way: FewFactory
             inputs = Inputs(ids, torch.from_numpy(positions(cu)), None, torch.from_numpy(cu))
             with torch.inference_mode():
                 rows.append(trunk.forward(inputs))
+                last = trunk.forward(inputs, inputs.cu_seqlens[1:] - 1)
+            torch.testing.assert_close(torch.isfinite(last), torch.isfinite(rows[-1][cu[1:] - 1]))
         torch.testing.assert_close(torch.isfinite(rows[1]), torch.isfinite(rows[0]))
         finite = torch.isfinite(rows[0])
         torch.testing.assert_close(rows[1][finite], rows[0][finite], rtol=0, atol=5e-6)

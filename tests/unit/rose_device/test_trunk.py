@@ -12,6 +12,7 @@ from hortus.rose.cpu import CpuEngine
 from hortus.rose.gpu import GpuEngine
 from hortus.rose.kernels import twin
 from hortus.rose.kernels.linear import plain
+from hortus.rose.modelcfg import EmbeddingNetwork
 from hortus.rose.models import Kit, find
 from hortus.rose.models.qwen3 import FAMILY
 from hortus.rose.network import Inputs
@@ -75,6 +76,42 @@ def test_spans_are_the_cpu_engine_s():
     rng = np.random.default_rng(0)
     for lengths in ([1], [64], [3, 70, 1], [300, 2, 90]):
         batch = random_batch(rng, lengths, spans=True)
+        batch.ids[:] %= SHAPE.vocab
+        np.testing.assert_allclose(gpu.step(batch).result(), cpu.step(batch).result(), atol=1e-5)
+
+
+class Pooled:
+    """A head that is its pooling."""
+
+    kind, labels, width, normalize, parameters = "embed", (), SHAPE.hidden, False, 0
+
+    def __init__(self, pooling):
+        self.pooling = pooling
+
+    def __call__(self, x, cu_seqlens):
+        return twin.pool(x, cu_seqlens, self.pooling)
+
+
+class Further:
+    """The plain operations, as a device has them whose rows are a multiple of 16."""
+
+    @staticmethod
+    def picked(cu_seqlens, tokens, mode):
+        rows = twin.picked(cu_seqlens, tokens, mode)
+        return None if rows is None or tokens < 64 else torch.nn.functional.pad(rows, (0, -len(rows) % 16))
+
+
+@pytest.mark.parametrize("mode", ["cls", "last"])
+@pytest.mark.parametrize("ops", [twin, Further])
+def test_rows_picked_among_padding_are_the_cpu_engine_s(mode, ops):
+    trunk = MeanOfTrunk()._trunk
+    info = ModelInfo(name="t", width=SHAPE.hidden, max_tokens=512, vocab_size=SHAPE.vocab)
+    padded = EmbeddingNetwork(trunk, Pooled(mode), 0, ops)
+    gpu = GpuEngine(padded, info, RoseConfig(cuda_graphs=False), device=Now(), piece_tokens=256)
+    cpu = CpuEngine(EmbeddingNetwork(trunk, Pooled(mode), 0, twin), info)
+    rng = np.random.default_rng(0)
+    for lengths in ([1], [64], [3, 70, 1], [30] * 9, [1] * 20, [1] * 64, [300, 2, 90]):
+        batch = random_batch(rng, lengths)
         batch.ids[:] %= SHAPE.vocab
         np.testing.assert_allclose(gpu.step(batch).result(), cpu.step(batch).result(), atol=1e-5)
 
