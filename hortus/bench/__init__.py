@@ -71,8 +71,8 @@ def about(suite: str, sizes: Sequence[int] = ()) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Entry point of `hortus bench`. 0 done, 1 a target was left out or could not be had, 2 bad usage; 130 or 143 when
-    stopped by Ctrl-C or SIGTERM, after ending all that was started."""
+    """Entry point of `hortus bench`. 0 done, 1 a target was left out or could not be had, or the output cannot be written;
+    2 bad usage; 130 or 143 when stopped by Ctrl-C or SIGTERM, after ending all that was started."""
     from hortus.bench.pace import NoFigureError
 
     stopped: list[int] = []
@@ -81,6 +81,10 @@ def main(argv: Sequence[str]) -> int:
             return _main(argv)
     except (StartError, NoFigureError) as e:
         print(f"hortus bench: {e}", file=sys.stderr)
+        return 1
+    except OSError as e:  # of the output, which nobody reads any more or whose disk is full
+        print(f"hortus bench: {e}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still to be written when Python ends
         return 1
     except KeyboardInterrupt:
         print("hortus bench: stopped", file=sys.stderr)

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import multiprocessing
 import selectors
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection as Pipe
 from types import TracebackType
 from typing import Any
@@ -212,7 +215,13 @@ class Clients:
     def _worker(self) -> tuple[Any, Pipe]:
         here, there = self._context.Pipe()
         process = self._context.Process(target=_client, args=(there,), daemon=True)
-        process.start()
+        # Ctrl-C in a terminal reaches all processes there. A client is ended by this one, and starts with it held back for good.
+        resource_tracker.ensure_running()  # or start() would start that, and let it through
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         there.close()
         return process, here
 
@@ -274,7 +283,7 @@ def _client(pipe: Pipe) -> None:
     while True:
         try:
             host, port, requests, plan = pipe.recv()
-        except (EOFError, KeyboardInterrupt):
+        except (EOFError, OSError):
             return
         try:
             wire = HttpWire((host, port), requests, plan.connections, isinstance(plan, Open))
@@ -290,7 +299,8 @@ def _client(pipe: Pipe) -> None:
                 wire.close()
             pipe.send(seen)
         except Exception as e:  # noqa: BLE001  the parent must hear of any failure, or it would wait for ever
-            pipe.send(f"a client failed: {e!r}")
+            with suppress(OSError):  # unless it is gone
+                pipe.send(f"a client failed: {e!r}")
 
 
 def closed_loop(

@@ -83,34 +83,29 @@ def arrivals(run: Run) -> list[Record]:
     if not targets:
         return []
     most = max(load.requests_per_s for load in tried if load)
-    loads: dict[tuple[str, float], list[Load]] = {}
-    full: set[str] = set()
+    records = []
     for share in OFFERED:
+        loads: dict[str, list[Load]] = {t.name: [] for t in targets}
         for turn in range(run.rounds):
             for target in run.turn(targets, turn):
-                if target.name in full or target not in run.targets:
+                if target not in run.targets:
                     continue
                 plan = Open(share * most, run.seconds, seed=turn)
                 load = run.attempt(target, f"{plan.rate:.1f} requests/s by chance", run.timed, target, requests, plan)
-                if load:
-                    loads.setdefault((target.name, share), []).append(load)
+                loads[target.name] += [load] if load else []
         targets = [t for t in targets if t in run.targets]
-        for target in targets:  # a higher load would only lengthen its queue
-            if target.name not in full and _full(loads[target.name, share], run.seconds):
-                full.add(target.name)
-    records = []
-    for target in targets:
-        for share in OFFERED:
-            if rounds := loads.get((target.name, share)):
-                record = run.record("arrivals", target, summary(rounds), 1, SHORT, clients=None)
-                record.offered_per_s = share * most
-                late = np.concatenate([x.late_ms for x in rounds])
-                lateness = f"sent at most {np.percentile(late, 99):.2f} ms late (p99)" if len(late) else "none arrived"
-                record.note = "; ".join([record.note or "", f"{share:.0%} of the best", lateness])
-                if target.name in full and share == max(s for name, s in loads if name == target.name):
-                    record.note += "; full: higher loads left out"
-                records.append(run.tell(record))
-    return records
+        for target in [*targets]:  # told at each load, for a run that is cut short
+            rounds = loads[target.name]
+            record = run.record("arrivals", target, summary(rounds), 1, SHORT, clients=None)
+            record.offered_per_s = share * most
+            late = np.concatenate([x.late_ms for x in rounds])
+            lateness = f"sent at most {np.percentile(late, 99):.2f} ms late (p99)" if len(late) else "none arrived"
+            record.note = "; ".join([record.note or "", f"{share:.0%} of the best", lateness])
+            if _full(rounds, run.seconds):  # a higher load would only lengthen its queue
+                record.note += "; full: higher loads left out"
+                targets.remove(target)
+            records.append(run.tell(record))
+    return [r for r in records if r.target not in run.refused]
 
 
 def _full(rounds: list[Load], seconds: float) -> bool:

@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM at any time: what was measured is told, and nothing that was started lives on."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -31,11 +32,19 @@ def alive(process):
         return False
 
 
+def words_of(process):
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 @pytest.mark.parametrize(
     ("words", "seen", "number"),
     [
         ("short --most-clients 2 --rounds 1 --seconds 1", "clients ", signal.SIGTERM),
         ("concurrency --seconds 60", "opening", signal.SIGINT),
+        ("concurrency --seconds 60 --processes 2", "concurrency: ", signal.SIGINT),
     ],
 )
 def test_nothing_is_left_behind(tmp_path, words, seen, number):
@@ -58,15 +67,20 @@ def test_nothing_is_left_behind(tmp_path, words, seen, number):
         )  # fmt: skip
     try:
         until_seen(lambda: seen in out.read_text() and below(process.pid))
+        if seen == "concurrency: ":  # while the clients start
+            until_seen(lambda: any(b"spawn_main" in words_of(p) for p in below(process.pid)))
         started = below(process.pid)
-        process.send_signal(number)
+        if number == signal.SIGINT:  # as a terminal sends it: to all of the group, clients too
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
         assert process.wait(60) == 128 + number, out.read_text()
         until_seen(lambda: not any(map(alive, started)), 10)
     finally:
         process.kill()
     told = out.read_text()
     assert "hortus bench: stopped" in told
-    assert "Traceback" not in told
+    assert not any(words in told for words in ("Traceback", "SpawnProcess", "KeyboardInterrupt"))
     lines = (tmp_path / "lines").read_text() if (tmp_path / "lines").exists() else ""
     assert ("| short " in told) == ('"short"' in lines) == (suite == "short"), "what was measured until then"
     assert [*temporary.iterdir()] == []
@@ -105,6 +119,43 @@ def test_what_cannot_be_written_is_named_and_no_target_blamed(capsys, flag):
     assert "/dev/full cannot be written: No space left" in said.err
     assert ("| cases | engine" in said.out) == (flag == "--out")
     assert "LEFT OUT" not in said.out
+
+
+@pytest.mark.parametrize("reader", ["gone", "full"])
+def test_output_that_cannot_be_written_is_said_and_costs_no_result(tmp_path, reader):
+    if reader == "full" and not Path("/dev/full").exists():
+        pytest.skip("no /dev/full")
+    lines = tmp_path / "lines"
+    words = [
+        "cases,parity",
+        "--cases",
+        "1x8",
+        "--target",
+        "engine",
+        "--reference",
+        "none",
+        "--rounds",
+        "1",
+        "--seconds",
+        "0",
+    ]
+    kept = subprocess.PIPE if reader == "gone" else os.open("/dev/full", os.O_WRONLY)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hortus.cli", "bench", *words, "--out", str(lines)],
+        stdout=kept, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    if reader == "gone":
+        while "cases  " not in process.stdout.readline():
+            pass
+        process.stdout.close()
+    else:
+        os.close(kept)
+    _, said = process.communicate(timeout=100)
+    assert process.returncode == 1
+    assert re.search(r"hortus bench: \[Errno \d+\] (Broken pipe|No space left)", said), said
+    assert "Traceback" not in said
+    assert "Exception ignored" not in said
+    assert lines.exists() == (reader == "gone"), "what was measured until then"
 
 
 def test_a_run_that_measures_nothing_is_no_success(capsys):
