@@ -1,5 +1,7 @@
 """Who sends when, on a clock that a test turns; and the HTTP wire against a server that misbehaves."""
 
+import os
+import signal
 import socket
 import threading
 
@@ -285,6 +287,22 @@ def test_client_processes_start_together_and_tell_their_cost():
                 clients.run([Job("127.0.0.1", 1, [request], Closed(1, 0.1))])
     finally:
         server.close()
+
+
+def test_ctrl_c_in_a_terminal_leaves_the_clients_to_who_started_them(capfd):
+    """It reaches them too, starting or started, and must neither end them nor make them speak."""
+    server = Server([GOOD] * 100_000)
+    job = Job(*server.address, [http_request("127.0.0.1", 1, "/", b"{}")], Closed(1, 0.1))
+    try:
+        with Clients() as clients:
+            clients._idle.append(clients._worker())
+            for _ in range(2):
+                os.kill(clients._idle[0][0].pid, signal.SIGINT)
+                assert len(clients.run([job])[0].latencies_ms) > 0
+    finally:
+        server.close()
+    assert capfd.readouterr().err == ""
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_joined_loads():
