@@ -21,7 +21,7 @@ from typing import ParamSpec, TypeVar
 import numpy as np
 
 from hortus.bench.pace import KEPT, Closed, Load, NoFigureError, Open, Plan, RunError, told
-from hortus.bench.results import Record, add_line, cosines
+from hortus.bench.results import UNANSWERED, Record, add_line, cosines
 from hortus.bench.targets import Setting, Target
 from hortus.bench.texts import Corpus, Inputs
 from hortus.errors import StartError
@@ -289,7 +289,7 @@ class Run:
         if 0 < s.answers < 100:
             notes.append(f"p99 of {s.answers} answers")
         if s.failed:
-            notes.append(f"not answered with 200: {told(s.failed)}")
+            notes.append(UNANSWERED + told(s.failed))
         record = Record(
             suite=suite, target=target.name, model=self.setting.folder.name, dtype=self.dtype, batch=batch, tokens=tokens,
             clients=clients, median_ms=s.median_ms, p99_ms=s.p99_ms, requests_per_s=s.requests_per_s,

@@ -27,6 +27,7 @@ _COLOURS = {
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: small files, and it can be searched
     "svg.hashsalt": "hortus",  # the same picture, the same bytes
+    "text.parse_math": False,  # names may hold a $
     "font.size": 10,
     "axes.grid": True,
     "grid.alpha": 0.3,
@@ -67,7 +68,8 @@ def _colour(name: str) -> str:
 def _by_target(records: Sequence[Record]) -> dict[str, list[Record]]:
     found: dict[str, list[Record]] = {}
     for r in records:
-        found.setdefault(label(r), []).append(r)
+        name = label(r)  # a legend leaves out what begins with _
+        found.setdefault(f" {name}" if name.startswith("_") else name, []).append(r)
     order = [*_COLOURS]
     return dict(sorted(found.items(), key=lambda x: order.index(x[0]) if x[0] in order else len(order)))
 

@@ -7,12 +7,14 @@ counts, and the page says how far apart they are. Does not know how anything was
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from hortus.bench.flags import text_file, written_folder
-from hortus.bench.results import Record, cell, grid, read
+from hortus.bench.pace import RunError
+from hortus.bench.results import UNANSWERED, Record, cell, grid, read
 
 Key = tuple[object, ...]
 SIZED = ("latency", "scoring", "throughput", "cases")
@@ -42,9 +44,9 @@ def sized(r: Record) -> bool:
 
 
 def latest(records: Iterable[Record]) -> dict[Key, list[Record]]:
-    """Each case's runs, the latest last (files are appended to)."""
+    """Each case's runs, the latest last: by date, whatever the order of the files; those of one second as they come."""
     found: dict[Key, list[Record]] = {}
-    for r in records:
+    for r in sorted(records, key=lambda r: r.date or ""):
         found.setdefault(case(r), []).append(r)
     return found
 
@@ -59,15 +61,12 @@ class Group:
     """Told where there are several."""
     records: tuple[Record, ...]
     """The latest of each case."""
+    slug: str
+    """Its part of file names, of no other group."""
 
     @property
     def title(self) -> str:
         return f"{self.model} on {self.hardware}" + (f", {self.dtype}" if self.dtype else "")
-
-    @property
-    def slug(self) -> str:
-        text = f"{self.hardware} {self.model} {self.dtype or ''}".lower()
-        return "-".join("".join(c if c.isalnum() else " " for c in text).split())
 
 
 def groups(records: Sequence[Record]) -> list[Group]:
@@ -75,13 +74,21 @@ def groups(records: Sequence[Record]) -> list[Group]:
     found: dict[tuple[str, str], list[Record]] = {}
     for runs in latest(records).values():
         found.setdefault((runs[-1].hardware, runs[-1].model), []).append(runs[-1])
-    every = []
+    every: list[Group] = []
     for (hardware, model), rows in found.items():
         known: list[str | None] = [*dict.fromkeys(r.dtype for r in rows if r.dtype)] or [None]
         for dtype in known:
             mine = tuple(r for r in rows if (r.dtype or known[0]) == dtype)
-            every.append(Group(hardware, model, dtype if len(known) > 1 else None, mine))
+            told = dtype if len(known) > 1 else None
+            slug = _slug(f"{hardware} {model} {told or ''}", {g.slug for g in every})
+            every.append(Group(hardware, model, told, mine, slug))
     return every
+
+
+def _slug(text: str, taken: Collection[str]) -> str:
+    """Letters and digits of a text, and another number where that name is taken: names differ by more than those. Pure."""
+    short = "-".join("".join(c if c.isalnum() else " " for c in text.lower()).split())[:100]
+    return next(name for n in count(1) if (name := short if n == 1 else f"{short}-{n}") not in taken)
 
 
 def spreads(records: Sequence[Record]) -> list[tuple[Record, float]]:
@@ -134,6 +141,11 @@ def _note(r: Record) -> str:
     return (r.note or "").partition(";")[0]
 
 
+def _unanswered(r: Record) -> str | None:
+    """How many requests of an open loop had no good answer, and which they had."""
+    return next((w.removeprefix(UNANSWERED) for w in (r.note or "").split("; ") if w.startswith(UNANSWERED)), None)
+
+
 def _other(r: Record) -> bool:
     shown = sized(r) or r.suite in ("concurrency", "short", "arrivals", "mixed", "start", "first-hit", "graphs")
     return not shown and (r.median_ms is not None or r.cosine is not None)
@@ -156,9 +168,10 @@ _ARRIVAL_COLUMNS = (
     ("offered/s", lambda r: r.offered_per_s),
     ("answered/s", lambda r: r.requests_per_s),
     *_TIMES,
+    ("not answered with 200", _unanswered),
     _CORES,
 )
-_MIXED_COLUMNS = (*_WHO, ("what", _note), _RATE, *_TIMES)
+_MIXED_COLUMNS = (*_WHO, ("what", _note), _RATE, *_TIMES, ("not answered with 200", _unanswered))
 _START_COLUMNS = (*_WHO, ("what", lambda r: "ready" if r.suite == "start" else _note(r)), ("ms", lambda r: r.median_ms))
 _OTHER_COLUMNS = (("suite", lambda r: r.suite), *_WHO, _CLIENTS, *_TIMES, ("what", lambda r: r.note))
 
@@ -185,9 +198,12 @@ def main(argv: Sequence[str]) -> int:
         parser.error(str(e))
     if not records:
         parser.error(f"no record in {', '.join(map(str, args.files))}: no line has a target")
-    args.to.mkdir(parents=True, exist_ok=True)
-    pictures = {g.slug: plots.draw(g, args.to) for g in groups(records)}
-    (args.to / "report.md").write_text(page(records, pictures))
+    try:
+        args.to.mkdir(parents=True, exist_ok=True)
+        pictures = {g.slug: plots.draw(g, args.to) for g in groups(records)}
+        (args.to / "report.md").write_text(page(records, pictures), encoding="utf-8")
+    except OSError as e:
+        raise RunError(f"--to {args.to}: {e}") from None
     print(f"{args.to / 'report.md'}: {len(records)} records, {sum(map(len, pictures.values()))} pictures")
     return 0
 

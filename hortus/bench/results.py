@@ -63,6 +63,10 @@ def commit() -> str | None:
     return out.stdout.strip() or None
 
 
+UNANSWERED = "not answered with 200: "
+"""Begins the part of a note that says which answers were none."""
+
+
 def command(words: Sequence[str]) -> str:
     """The command line as a shell takes it, without what is secret: results are for others to read. Pure."""
     shown = [re.sub(r"(--api-keys?[ =]+)\S+", r"\1...", word) for word in words]
@@ -255,7 +259,7 @@ def table(records: Sequence[Record]) -> str:
 
 def grid(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
     """A Markdown table with its columns in line."""
-    rows = [titles, *cells]
+    rows = [[" ".join(c.split()).replace("|", "\\|") for c in row] for row in (titles, *cells)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(titles))]
     lines = ["| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |" for row in rows]
     lines.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")

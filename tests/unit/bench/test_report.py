@@ -1,6 +1,7 @@
 """Records to tables, pages and pictures; and that README says what bench/results say."""
 
 import json
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hortus import bench
 from hortus.bench import report
 from hortus.bench.measure import summary
 from hortus.bench.pace import Load
@@ -138,6 +140,35 @@ def test_page_and_pictures(tmp_path, capsys):
         assert (tmp_path / "a" / f"{stem}.png").read_bytes().startswith(b"\x89PNG")
     assert "queries beside 2 bulk clients" in page
     assert "| infinity | 1 x 512" in page or "infinity | 1 x 512" in page
+
+
+def test_names_are_names_whatever_they_mean_to_markdown_matplotlib_or_files(tmp_path, capsys):
+    names = ("a|b", "$x_{$", "_mine", "a b/c", "a-b c", "n" * 300)
+    file = tmp_path / "x.jsonl"
+    append(file, [replace(r, target=name, model=name) for r in SAMPLE if r.target == "serve" for name in names])
+    assert report.main([str(file), "--to", str(tmp_path / "a")]) == 0
+    page = (tmp_path / "a" / "report.md").read_text(encoding="utf-8")
+    assert "a\\|b" in page
+    pictures = re.findall(r"!\[.*\]\((latency.*)\)", page)
+    assert len({*pictures}) == len(names), "a picture each"
+    for name, picture in zip(names, pictures, strict=True):
+        svg = (tmp_path / "a" / picture).read_text(encoding="utf-8")
+        assert svg.count(f"{name} on Chip") == 1
+        assert re.search(f">.?{re.escape(name)}<", svg), "the legend"
+    capsys.readouterr()
+    (tmp_path / "a" / "report.md").unlink()
+    (tmp_path / "a" / "report.md").mkdir()
+    assert bench.main(["report", str(file), "--to", str(tmp_path / "a")]) == 1
+    assert "hortus bench: --to " in capsys.readouterr().err
+
+
+def test_the_latest_is_by_date_and_what_was_not_answered_is_told():
+    old, new = (line("latency", median_ms=ms, date=f"2026-01-0{ms:.0f}T00:00:00+00:00") for ms in (1.0, 2.0))
+    assert [g.records for g in report.groups([new, old])] == [(new,)]
+    refused = line(
+        "arrivals", median_ms=1.0, offered_per_s=9.0, note="over HTTP; not answered with 200: 3 x 429; 50% of the best"
+    )
+    assert "| 3 x 429 " in report.page([refused], {})
 
 
 def test_committed_results_can_be_read_and_told():
