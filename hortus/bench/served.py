@@ -232,8 +232,20 @@ def _openai(target: Served, base: str, running: Running | None = None) -> Served
         status, answer = _asked(target, "POST", route.path, route.body(["a"]))
     if status != 200:
         raise StartError(f"{route.path} answered {status}: {answer[:300]!r}")
+    if route.about == "base64" and _floats(answer):
+        route = replace(route, about="floats where base64 was asked for")
+    if model != name:
+        route = replace(route, about=f"{route.about}, as its model {model}")
     target.running = running
     return target.use(route)
+
+
+def _floats(answer: bytes) -> bool:
+    """The vectors are lists of numbers, which take longer to write and to read. Pure."""
+    try:
+        return isinstance(json.loads(answer)["data"][0]["embedding"], list)
+    except (ValueError, LookupError, TypeError):
+        return False
 
 
 def _tei(target: Served, base: str) -> Served:

@@ -78,7 +78,7 @@ class Handler(BaseHTTPRequestHandler):
         }.get(lie, lambda: rows)()  # fmt: skip
         indices = {"same": [0] * len(rows), "from-1": range(1, 1 + len(rows))}.get(lie, range(len(rows)))
         data = [
-            {"index": i, "embedding": base64.b64encode(r.tobytes()).decode()}
+            {"index": i, "embedding": r.tolist() if lie == "floats" else base64.b64encode(r.tobytes()).decode()}
             for i, r in zip(indices, rows, strict=True)
         ]
         body = json.dumps(rows.tolist() if kind == "embed" else {"data": data}).encode()
@@ -238,6 +238,14 @@ def test_what_is_no_such_server_is_told_at_once(run, liar, monkeypatch, lie, why
     monkeypatch.setattr(served, "FIRST_PATIENCE_S", 0.3)
     with pytest.raises(StartError, match=why):
         opened(run, liar, lie)
+
+
+def test_what_a_server_does_otherwise_is_told(run, liar):
+    """Its figures are kept, and say of what they are."""
+    assert opened(run, liar, "truth").about == "texts to vectors over HTTP, base64"
+    assert opened(run, liar, "floats").about.endswith("HTTP, floats where base64 was asked for")
+    run.setting.folder.name = "another"
+    assert opened(run, liar, "truth").about.endswith("HTTP, base64, as its model m")
 
 
 def test_tei_is_asked_when_it_is_opened(run, liar):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hortus import bench
-from hortus.bench import report
+from hortus.bench import plots, report
 from hortus.bench.measure import summary
 from hortus.bench.pace import Load
 from hortus.bench.results import Record, append, command, cosines, read, table
@@ -155,6 +155,9 @@ def test_names_are_names_whatever_they_mean_to_markdown_matplotlib_or_files(tmp_
         svg = (tmp_path / "a" / picture).read_text(encoding="utf-8")
         assert svg.count(f"{name} on Chip") == 1
         assert re.search(f">.?{re.escape(name)}<", svg), "the legend"
+    shown = plots._colours([line("latency", name) for name in ("serve", "hortus-http", *"abcdef")])
+    assert len({*shown.values()}) == len(shown), "told apart"
+    assert shown["hortus-http"] == plots._COLOURS["serve"]
     capsys.readouterr()
     (tmp_path / "a" / "report.md").unlink()
     (tmp_path / "a" / "report.md").mkdir()
