@@ -36,9 +36,13 @@ BATCH_TOKENS = 4096
 """Advised to the scheduler: a batch that a short query has to wait for is a quarter of a piece, and 3 % slower a token.
 
 Both: docs/decisions/011-gpu-large-steps.md."""
-REHEARSED = (16, 64, 128, 256, 320, 1024, BATCH_TOKENS)
-"""Tokens of steps that between them run every kernel of a batch: where one takes over from another stands in kernels/skinny.py,
-dense.py, quack.py, attend.py, rms.py and attention/fa4.py."""
+REHEARSED = (
+    *((tokens, 1) for tokens in (16, 64, 128, 256, 320, 1024, BATCH_TOKENS)),
+    *((BATCH_TOKENS, sequences) for sequences in (8, 32, 300)),
+)
+"""(tokens, sequences) of steps that between them run every kernel of a batch: where one takes over from another stands in
+kernels/skinny.py, dense.py, quack.py, attend.py, rms.py and attention/fa4.py, whose package has another kernel for more than 255
+sequences."""
 
 
 class GpuEngine:
@@ -164,8 +168,10 @@ class GpuEngine:
         time on a machine. EngineError when one fails; one that does not fit the memory is passed over.
         """
         begin = time.perf_counter()
-        for tokens in (n for n in REHEARSED if n <= self._piece_tokens):
-            sequences = -(-tokens // self._info.max_tokens)
+        for tokens, sequences in REHEARSED:
+            if tokens > self._piece_tokens:
+                continue
+            sequences = max(sequences, -(-tokens // self._info.max_tokens))
             cu = np.linspace(0, tokens, sequences + 1).astype(np.int32)
             try:
                 self.step(TokenBatch(np.zeros(tokens, np.int32), cu)).result()

@@ -31,6 +31,8 @@ MIXES = {
     "empty slots, padding last": [5, 60, 0, 0, 0, 63],
     "one long": [4096],
     "many": list(np.random.default_rng(1).integers(1, 512, 300)),
+    "a hundred": [128] * 99 + [0, 0, 127],
+    "long, then short": [2000, 1, 700, 0] + [48] * 60,
 }
 
 
@@ -84,6 +86,25 @@ def test_agrees_with_the_twin(name, heads):
         assert out.is_contiguous()
         gap = error(out, truth(heads, lengths, q, k, v))
         assert gap < 6e-3, f"{name}, {what}: relative error {gap:.1e}"
+
+
+@pytest.mark.parametrize("heads", [h for h in SHAPES if h.window is None], ids=str)
+def test_programs_that_go_on_give_the_same_bits(heads, monkeypatch):
+    """As one program for each tile. A tile's output then lies next to the queries of the one after."""
+    torch.manual_seed(0)
+    backend, rng = make("fa4", heads), np.random.default_rng(5)
+    for tokens in (900, 4096, 16384):
+        for _ in range(4):
+            cuts = np.sort(rng.integers(0, tokens, int(rng.integers(1, 250))))
+            cu = np.concatenate([[0], cuts, [tokens]]).astype(np.int32)
+            q, k, v = qkv_of(heads, tokens)
+            backend.plan(cu, torch.from_numpy(cu).cuda(), tokens)
+            found = []
+            for many in (False, True):
+                monkeypatch.setattr(fa4, "goes_on", lambda *size, causal, many=many: many)
+                torch.full((2 * q.numel(),), float("nan"), dtype=BF16, device="cuda")
+                found.append(backend.run(q, k, v).clone())
+            assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -37,7 +37,7 @@ def refuse(heads: Heads, gpu: Gpu, dtype: torch.dtype) -> str | None:
         # Looking for flash_attn.cute imports flash_attn, which may be FlashAttention 2 without such a part.
         if importlib.util.find_spec("flash_attn") is None or importlib.util.find_spec("flash_attn.cute") is None:
             return "needs the package flash-attn-4: install hortus[gpu]"
-        asked = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "tile_mn", *_options(heads)))
+        asked = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "tile_mn", "num_threads", *_options(heads)))
         inspect.signature(_forward()).bind(None, None, None, **asked)
     except Exception as e:  # noqa: BLE001  another package, of any version: whatever fails, there is another way
         return f"needs the package flash-attn-4 in a version that this one knows ({type(e).__name__}: {e})"
@@ -59,18 +59,34 @@ def _options(heads: Heads) -> dict[str, Any]:
     }
 
 
-def tile(tokens: int, heads: int, head_dim: int) -> tuple[int, int] | None:
-    """(queries, keys) of a program on Hopper; None: the package's own, 128 queries, or 192 where head_dim is 64 or less. Pure.
+SMALL = 64, 64
+
+
+def tile(tokens: int, sequences: int, heads: int, head_dim: int) -> tuple[int, int] | None:
+    """(queries, keys) of a tile on Hopper; None: the package's own, 128 queries, or 192 where head_dim is 64 or less. Pure.
 
     Small where all programs run at once all the same. One H200, us a call, own first: 16 heads of 128, one sequence of 128, 256,
     512, 576 tokens 5.6, 7.1, 10.0, 11.7 -> 4.1, 5.3, 7.8, 15.5, sequences of 64 5.6, 5.9, 6.2, 6.2 -> 3.6, 3.8, 4.4, 6.7; 12
-    heads of 64, one sequence of 128, 512 tokens 5.2, 9.8 -> 3.5, 6.4, of 1,024 15.1 -> 12.4 with 128 queries.
+    heads of 64, one sequence of 128, 512 tokens 5.2, 9.8 -> 3.5, 6.4. Those heads with 128 queries: one sequence of 1,024 tokens
+    15.1 -> 12.4, 4,096 99 -> 116; 8 and 25 of 512 26, 58 -> 20, 62; 100 of 128 37 -> 31 (the last four by programs that go on).
     """
     if head_dim > 128:
         return None
     if heads * -(-tokens // 64) <= PROCESSORS:
-        return 64, 64
-    return (128, 128) if head_dim <= 64 and heads * tokens <= 192 * PROCESSORS else None
+        return SMALL
+    most = 384 if tokens <= 512 * sequences else 192
+    short = tokens <= 128 * sequences or heads * tokens <= most * PROCESSORS
+    return (128, 128) if head_dim <= 64 and short else None
+
+
+def goes_on(tokens: int, sequences: int, heads: int, *, causal: bool) -> bool:
+    """Whether programs that go on from tile to tile (hopper.py) are faster than one for each of many tiles. Pure.
+
+    Causal tiles take times that differ, the more the longer a sequence is, and a stride does not see that. 16 heads of 128, us a
+    call, a program for each first: 25 of 512 tokens 104 -> 88, 100 of 128 97 -> 54, but 5 of 512 23 -> 26, 16 of 16 to 2,048
+    236 -> 257, one of 4,096 121 -> 136.
+    """
+    return not causal or (tokens <= 512 * sequences and heads * tokens >= 512 * PROCESSORS)
 
 
 class Fa4Attention:
@@ -78,10 +94,10 @@ class Fa4Attention:
     capturable = True
 
     def __init__(self, heads: Heads) -> None:
-        _launch_early()
+        self._hopper = torch.cuda.get_device_capability()[0] == 9
+        self._changed = self._hopper and _changed()
         self._forward = _forward()
-        self._shape = (heads.heads, heads.head_dim) if torch.cuda.get_device_capability()[0] == 9 else None
-        self._options = _options(heads)
+        self._heads, self._options = heads, _options(heads)
         self._cu: Tensor | None = None
 
     def plan(self, cu_seqlens_cpu: Int32, cu_seqlens: Tensor, max_seqlen: int) -> None:
@@ -90,41 +106,27 @@ class Fa4Attention:
 
     def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         assert self._cu is not None, "plan() comes before run()"
-        cut = None if self._shape is None else tile(q.shape[0], *self._shape)
-        out: Tensor = self._forward(
-            q, k, v, cu_seqlens_q=self._cu, cu_seqlens_k=self._cu, tile_mn=cut, **self._options
-        )[0]
+        options, h = self._options, self._heads
+        if self._hopper:
+            size = q.shape[0], self._cu.shape[0] - 1
+            cut = tile(*size, h.heads, h.head_dim)
+            many = self._changed and cut != SMALL and goes_on(*size, h.heads, causal=h.causal)
+            options = options | {"tile_mn": cut, "num_threads": GOES_ON if many else ONE_TILE}
+        out: Tensor = self._forward(q, k, v, cu_seqlens_q=self._cu, cu_seqlens_k=self._cu, **options)[0]
         return out
 
 
+GOES_ON, ONE_TILE = 512, 384
+"""What to give as num_threads, to say which programs are wanted: the one argument that makes the package compile another kernel
+and that its Hopper kernel otherwise does not heed, since it counts its threads itself."""
+
+
 @functools.cache
-def _launch_early() -> None:
-    """Teach the package's Hopper kernel to be launched while the kernel before it still runs (kernels/launch.py has the rules).
-
-    The package asks for its class by name when it compiles, so ours stands there instead: the same kernel, which waits
-    before its first read and lets the next one start at once. Safe for whoever else calls it. Where the package is not as
-    expected, its own kernel is used, 2 us a call later.
-    """
+def _changed() -> bool:
+    """Teach the package our form of its Hopper kernel. Where it is not as expected, its own is used, later and slower."""
     try:
-        interface: Any = importlib.import_module("flash_attn.cute.interface")
-        kernel, arch = interface.FlashAttentionForwardSm90, importlib.import_module("cutlass.cute").arch
-        wait, go_on = arch.griddepcontrol_wait, arch.griddepcontrol_launch_dependents
-        load, launched = kernel.load, kernel.kernel
-    except (ImportError, AttributeError) as e:
-        log.info("FlashAttention 4 is not launched early: %s", e)
-        return
-
-    # The loading warps read first, and what they load is all that the others wait for.
-    def loads(self: Any, *args: Any) -> Any:
-        go_on()
-        wait()
-        return load(self, *args)
-
-    def launcher(self: Any, *args: Any) -> Any:
-        made = launched(self, *args)
-        made.launch = functools.partial(made.launch, use_pdl=True)
-        return made
-
-    interface.FlashAttentionForwardSm90 = type(
-        "FlashAttentionForwardSm90", (kernel,), {"load": loads, "kernel": launcher}
-    )
+        importlib.import_module("hortus.rose.attention.hopper").use()
+    except (ImportError, AttributeError, TypeError) as e:
+        log.info("FlashAttention 4 is neither launched early nor goes on from tile to tile: %s", e)
+        return False
+    return True

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hortus.errors import StartError
-from hortus.rose.kernels import fp8_twin, quantise, rms
+from hortus.rose.kernels import fp8_twin, quack, quantise, rms
 from hortus.rose.kernels.dense import paired
 from hortus.rose.kernels.fp8_twin import Quantised
 from hortus.rose.kernels.fused import (
@@ -63,6 +63,9 @@ log = logging.getLogger(__name__)
 MULTIPLE = 16
 """Widths and depths that the product takes are multiples of it."""
 
+MANY_GATED = 512
+"""Tokens from which quack's gated product, then rounding, is faster than the library's, then silu and rounding, on one H200."""
+
 
 def linear(weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Linear:
     """A LinearFactory. Keeps the weight in e4m3; one of odd sizes as it is, and its product plain."""
@@ -71,13 +74,16 @@ def linear(weight: Tensor, bias: Tensor | None = None, activation: str | None = 
         _tell(width, depth)
         as_it_is = plain(weight, bias, activation)
         return lambda x: as_it_is(x.exact().to(weight.dtype) if isinstance(x, Quantised) else x)
-    kept, dtype = fp8_twin.quantise(weight), weight.dtype
+    product = _product(fp8_twin.quantise(weight), bias, weight.dtype)
+    return product if activation is None else lambda x: ACTIVATIONS[activation](product(x))
 
-    def run(x: Rows) -> Rows:
-        y = _multiplied(x if isinstance(x, Quantised) else quantise.rows(x.contiguous()), kept, bias, dtype)
-        return y if activation is None else ACTIVATIONS[activation](y)
 
-    return run
+def _product(weight: Quantised, bias: Tensor | None, dtype: torch.dtype) -> Linear:
+    return lambda x: _multiplied(_quantised(x), weight, bias, dtype)
+
+
+def _quantised(x: Rows) -> Quantised:
+    return x if isinstance(x, Quantised) else quantise.rows(x.contiguous())
 
 
 def _multiplied(x: Quantised, weight: Quantised, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -103,8 +109,20 @@ def activated(weight: Tensor, bias: Tensor | None, activation: str, linear: Line
 
 def gated(gate: Tensor, up: Tensor, linear: LinearFactory) -> Callable[[Rows], Rows]:
     """As twin.gated; what it gives is quantised."""
-    whole = linear(paired(gate, up))
-    return lambda x: quantise.silu_pairs(whole(x))
+    pairs = paired(gate, up)
+    fits = pairs.dtype == torch.bfloat16 and pairs.shape[0] % MULTIPLE == pairs.shape[1] % MULTIPLE == 0
+    many = quack.gated_e4m3(pairs.device.index) if fits and pairs.is_cuda and quack.here(pairs.device.index) else None
+    if many is None:
+        whole = linear(pairs)
+        return lambda x: quantise.silu_pairs(whole(x))
+    kept = fp8_twin.quantise(pairs)
+    few = _product(kept, None, pairs.dtype)
+
+    def run(x: Rows) -> Rows:
+        x = _quantised(x)
+        return quantise.rows(many(x, kept)) if len(x.values) >= MANY_GATED else quantise.silu_pairs(few(x))
+
+    return run
 
 
 def add_norm(

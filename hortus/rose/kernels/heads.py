@@ -103,7 +103,7 @@ class Angles(NamedTuple):
 
     positions: Tensor
     rows: Tensor | None
-    """[T, d] float16, cos and sin in turn: for steps whose product turns them itself."""
+    """quack.angles' rows, for steps whose product turns them itself."""
 
 
 class Rotary:
@@ -111,8 +111,7 @@ class Rotary:
 
     def __init__(self, cos: Tensor, sin: Tensor) -> None:
         self.cos, self.sin = cos, sin
-        # Half the bytes for an error of 2^-12, where what is turned is then rounded to 2^-9.
-        self._table = torch.stack([cos, sin], 2).flatten(1).half() if _may_turn(cos) else None
+        self._table = quack.angles(cos, sin) if _may_turn(cos) else None
 
     def at(self, positions: Tensor) -> Angles:
         if self._table is None or positions.shape[0] < MANY_TURNED:

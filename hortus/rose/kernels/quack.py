@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from hortus.rose.kernels import PROCESSORS
+from hortus.rose.kernels.fp8_twin import Quantised, quantise
 
 log = logging.getLogger(__name__)
 
@@ -36,14 +37,14 @@ def here(index: int | None) -> bool:
     return True
 
 
-def _config(rows: int, cols: int) -> Any:
+def _config(rows: int, cols: int, cluster: tuple[int, int]) -> Any:
     return importlib.import_module("quack.gemm_config").GemmConfig(
-        tile_m=rows, tile_n=cols, pingpong=True, cluster_m=2, cluster_n=1,
+        tile_m=rows, tile_n=cols, pingpong=True, cluster_m=cluster[0], cluster_n=cluster[1],
         is_dynamic_persistent=False, device_capacity=9,
     )  # fmt: skip
 
 
-def _tried(name: str, make: Callable[[], Callable[..., Tensor]], *args: Tensor, want: Tensor) -> Any:
+def _tried(name: str, make: Callable[[], Callable[..., Tensor]], *args: Any, want: Tensor) -> Any:
     """make(), if what it makes gives `want` of these arguments."""
     try:
         with warnings.catch_warnings():  # the compiler's remarks on its own code
@@ -66,7 +67,7 @@ def gated(dtype: torch.dtype, index: int | None) -> Callable[[Tensor, Tensor], T
 
     def make() -> Callable[[Tensor, Tensor], Tensor]:
         gemm = importlib.import_module("quack.gemm_interface").gemm_act
-        tiles = _config(128, 192)
+        tiles = _config(128, 192, (2, 1))
 
         def run(x: Tensor, weight: Tensor) -> Tensor:
             both: tuple[Any, Tensor] = gemm(
@@ -100,47 +101,84 @@ def fill(tokens: int, width: int) -> bool:
     return 10 * tiles > 28 * PROCESSORS or 4 * tiles >= 3 * waves * PROCESSORS
 
 
-@functools.cache
-def _turned(dtype: torch.dtype, index: int | None, eps: float) -> Any:
-    def make() -> Callable[..., Tensor]:
-        epilogue = importlib.import_module("hortus.rose.kernels.epilogue").turned(eps)
-        tiles = _config(_TURNED_TILE, _TURNED_TILE)
+def angles(cos: Tensor, sin: Tensor) -> Tensor:
+    """[positions, 64] each -> [positions, 256] float16, for `turned`: cos and sin in turn, then 1 and 0, which turn nothing.
 
-        def run(x: Tensor, weight: Tensor, angle: Tensor, norm: Tensor, turns: Tensor, stays: Tensor) -> Tensor:
+    Half the bytes of float32 for an error of 2^-12, where what is turned is then rounded to 2^-9.
+    """
+    still = torch.stack([torch.ones_like(cos), torch.zeros_like(sin)], 2)
+    return torch.cat([torch.stack([cos, sin], 2), still], 1).flatten(1).half()
+
+
+@functools.cache
+def _turned(dtype: torch.dtype, index: int | None, eps: float, heads: int) -> Any:
+    def make() -> Callable[..., Tensor]:
+        epilogue = importlib.import_module("hortus.rose.kernels.epilogue").turned(eps, heads)
+        tiles = _config(_TURNED_TILE, _TURNED_TILE, (1, 2))
+
+        def run(x: Tensor, weight: Tensor, rows: Tensor, norm: Tensor) -> Tensor:
             out = torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
-            epilogue(
-                x, weight.t(), out={"D": out}, config=tiles, tuned=False,
-                angle=angle, rms=128, weight=norm, turns=turns, stays=stays,
+            epilogue(x, weight.t(), out={"D": out}, config=tiles, tuned=False, angle=rows, rms=128, weight=norm)
+            return out
+
+        return run
+
+    width = 128 * heads
+    x, weight = (torch.randn(n, 256, device="cuda", dtype=dtype) for n in (512, width + 256))
+    norm, phase = torch.ones(len(weight), device="cuda"), torch.rand(512, 64, device="cuda")
+    norm[:width] += torch.rand(width, device="cuda")
+    y = (x.float() @ weight.float().t()).view(512, heads + 2, 64, 2)
+    normed = y[:, :heads] * torch.rsqrt(y[:, :heads].square().mean((2, 3), keepdim=True) + eps)
+    a, b = (normed * norm[:width].view(heads, 64, 2)).unbind(3)
+    c, s = phase.cos()[:, None], phase.sin()[:, None]
+    want = torch.cat([torch.stack([a * c - b * s, a * s + b * c], 3), y[:, heads:]], 1).flatten(1)
+    rows = angles(phase.cos(), phase.sin())
+    return _tried("product with norm and rotation", make, x, weight, rows, norm, want=want)
+
+
+def turned(weight: Tensor, norm: Tensor, eps: float) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """(x [T, K], angles' rows [T, 256]) -> x weight^T, [T, N]: heads of 128 columns, the first of them normed and turned.
+
+    weight [N, K]; norm, float32, has as many values as columns are turned, whose pairs are neighbours. None where it cannot run.
+    """
+    run = _turned(weight.dtype, weight.device.index, eps, len(norm) // 128)
+    if run is None:
+        return None
+    each = torch.ones(len(weight), device=weight.device)
+    each[: len(norm)] = norm
+    return lambda x, rows: run(x, weight, rows, each)
+
+
+def _e4m3(*shape: int) -> Quantised:
+    return quantise(torch.randn(*shape, device="cuda"))
+
+
+@functools.cache
+def gated_e4m3(index: int | None) -> Callable[[Quantised, Quantised], Tensor] | None:
+    """As gated, of operands in e4m3 -> bfloat16."""
+
+    def make() -> Callable[[Quantised, Quantised], Tensor]:
+        epilogue = importlib.import_module("hortus.rose.kernels.epilogue").gated_e4m3
+
+        def run(x: Quantised, weight: Quantised) -> Tensor:
+            out = x.scale.new_empty(x.values.shape[0], weight.values.shape[0] // 2, dtype=torch.bfloat16)
+            args = {"scale": x.scale.view(-1), "column": weight.scale.view(-1), "postact": out}
+            epilogue.gemm(
+                x.values, weight.values.t(), None, epi_args=args, tile_M=128, tile_N=192, cluster_M=2, pingpong=True,
+                b_kn=True, post_init_attrs=_FAST_SUMS,
             )  # fmt: skip
             return out
 
         return run
 
-    x, weight = (torch.randn(512, 256, device="cuda", dtype=dtype) for _ in range(2))
-    norm, phase = torch.rand(512, device="cuda") + 0.5, torch.rand(512, 64, device="cuda")
-    turns = torch.ones(512, device="cuda")
-    turns[384:] = 0
-    y = (x.float() @ weight.float().t()).view(512, 4, 64, 2)
-    normed = y[:, :3] * torch.rsqrt(y[:, :3].square().mean((2, 3), keepdim=True) + eps) * norm[:384].view(3, 64, 2)
-    a, b = normed[..., 0], normed[..., 1]
-    c, s = phase.cos()[:, None], phase.sin()[:, None]
-    want = torch.cat([torch.stack([a * c - b * s, a * s + b * c], 3), y[:, 3:]], 1).flatten(1)
-    rows = torch.stack([phase.cos(), phase.sin()], 2).flatten(1).half()
-    return _tried("product with norm and rotation", make, x, weight, rows, norm * turns, turns, 1 - turns, want=want)
+    x, weight = _e4m3(384, 256), _e4m3(384, 256)
+    weight = weight._replace(scale=weight.scale / 16)
+    gate, up = (x.exact() @ weight.exact().t()).view(384, -1, 2).unbind(2)
+    found: Callable[[Quantised, Quantised], Tensor] | None = _tried(
+        "gated product in e4m3", make, x, weight, want=torch.nn.functional.silu(gate) * up
+    )
+    return found
 
 
-def turned(weight: Tensor, norm: Tensor, eps: float) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """(x [T, K], angles [T, 128]) -> x weight^T, [T, N]: heads of 128 columns, the first of them normed and turned.
-
-    weight [N, K]; norm, float32, has as many values as columns are turned, whose pairs are neighbours. angles: cos and
-    sin in turn, float16. None where it cannot run.
-    """
-    run = _turned(weight.dtype, weight.device.index, eps)
-    if run is None:
-        return None
-    turns = torch.zeros(weight.shape[0], device=weight.device)
-    turns[: len(norm)] = 1
-    each = torch.zeros_like(turns)
-    each[: len(norm)] = norm
-    stays = 1 - turns
-    return lambda x, angles: run(x, weight, angles, each, turns, stays)
+_FAST_SUMS = (("fp8_slow_accum", False),)
+"""Sums stay in the tensor cores' own accumulators, as in torch._scaled_mm with use_fast_accum."""

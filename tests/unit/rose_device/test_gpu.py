@@ -227,7 +227,7 @@ def test_a_rehearsal_runs_all_sizes_once(rng):
     engine, _ = make()
     engine.rehearse()
     assert counts(engine) == {"eager": len(REHEARSED), "capture": 0, "replay": 0}
-    assert engine.metrics.tokens._value.get() == sum(REHEARSED)
+    assert engine.metrics.tokens._value.get() == sum(tokens for tokens, _ in REHEARSED)
     engine.step(random_batch(rng, [70])).result()
     assert counts(engine)["capture"] == 1, "a size that was rehearsed is captured at its first hit"
 

@@ -18,12 +18,13 @@ from hortus.rose.engine import _described, _kit
 
 H200 = Gpu("NVIDIA H200", (9, 0))
 QWEN = Heads(heads=16, kv_heads=8, head_dim=128)
-ALL = ("fa4", "varlen", "flashinfer_fa3", "flashinfer_fa2")
+OTHERS = ("varlen", "flashinfer_fa3", "flashinfer_fa2")
+ALL = ("fa4", *OTHERS)
 
 
 @pytest.mark.parametrize(
     ("tokens", "longest", "best"),
-    [(128, 128, "fa4"), (512, 512, "fa4"), (4096, 4096, "fa4"), (51200, 512, "flashinfer_fa3"), (32768, 32768, "fa4")],
+    [(128, 128, "fa4"), (512, 512, "fa4"), (4096, 4096, "fa4"), (51200, 512, "fa4"), (32768, 32768, "fa4")],
 )
 def test_the_table_decides(tokens, longest, best):
     choice = choose(TABLE, H200, QWEN, tokens, longest, ALL)
@@ -33,7 +34,7 @@ def test_the_table_decides(tokens, longest, best):
 
 
 def test_only_what_is_available_is_chosen():
-    assert choose(TABLE, H200, QWEN, 51200, 512, ["varlen", "fa4"]).name == "fa4"
+    assert choose(TABLE, H200, QWEN, 51200, 512, OTHERS).name == "flashinfer_fa3"
     assert choose(TABLE, H200, QWEN, 51200, 512, ["varlen"]).name == "varlen"
     assert choose(TABLE, H200, QWEN, 51200, 512, ["twin"]).reason.startswith("twin: not measured")
 
@@ -109,7 +110,7 @@ def test_picked_takes_the_tables_choice_a_step():
         gpu=H200,
         heads=QWEN,
         in_graph=["fa4"],
-        eager=list(ALL),
+        eager=list(OTHERS),
         graph_max_tokens=4096,
         make=lambda name: Noted(name, notes),
     )
@@ -118,7 +119,7 @@ def test_picked_takes_the_tables_choice_a_step():
         picked.plan(cu, torch.from_numpy(cu), max(lengths))
         q = torch.zeros(int(cu[-1]), 1, 1)
         assert picked.run(q, q, q) is q
-    assert notes == ["fa4 100", "fa4 4096", "flashinfer_fa3 51200", "fa4 20000"]
+    assert notes == ["fa4 100", "fa4 4096", "flashinfer_fa3 51200", "flashinfer_fa3 20000"]
     assert not picked.longest_matters
     assert "H200" in picked.describe()
     with pytest.raises(AssertionError, match="every row belongs to a sequence"):
@@ -133,10 +134,10 @@ def test_a_backend_that_fails_where_no_start_has_tried_it_gives_way(caplog):
 
     notes: list[str] = []
     cu = np.arange(0, 51201, 512, dtype=np.int32)
-    picked = Picked(gpu=H200, heads=QWEN, in_graph=["fa4"], eager=list(ALL), graph_max_tokens=4096, make=make)
+    picked = Picked(gpu=H200, heads=QWEN, in_graph=["fa4"], eager=list(OTHERS), graph_max_tokens=4096, make=make)
     for _ in range(2):
         picked.plan(cu, torch.from_numpy(cu), 512)
-    assert notes == ["fa4 51200"] * 2
+    assert notes == ["varlen 51200"] * 2
     assert caplog.text.count("flashinfer_fa3 is not used any more: ImportError: no compiler") == 1
     alone = Picked(gpu=H200, heads=QWEN, in_graph=["fa4"], eager=["flashinfer_fa3"], graph_max_tokens=4096, make=make)
     with pytest.raises(ImportError, match="no compiler"):
@@ -152,7 +153,7 @@ def test_a_full_memory_costs_no_backend():
     notes: list[str] = []
     full = [False, True]
     cu = np.arange(0, 51201, 512, dtype=np.int32)
-    picked = Picked(gpu=H200, heads=QWEN, in_graph=["fa4"], eager=list(ALL), graph_max_tokens=4096, make=make)
+    picked = Picked(gpu=H200, heads=QWEN, in_graph=["fa4"], eager=list(OTHERS), graph_max_tokens=4096, make=make)
     with pytest.raises(torch.OutOfMemoryError):
         picked.plan(cu, torch.from_numpy(cu), 512)
     picked.plan(cu, torch.from_numpy(cu), 512)

@@ -1,4 +1,4 @@
-"""FlashAttention 4's kernel, taught to start early: its package, played by a stand-in, keeps working whatever it looks like."""
+"""Our form of FlashAttention 4's Hopper kernel: its package, played by a stand-in, keeps working whatever it looks like."""
 
 from __future__ import annotations
 
@@ -12,16 +12,33 @@ import torch
 from hortus.rose.attention import Heads, fa4
 from hortus.rose.attention.choose import Gpu
 
+MULTIPROCESSORS = 10
+
+
+class Scheduler:
+    """Of one tile a program, until it is told otherwise."""
+
+    def __init__(self, params: Any, tile: int, split: int, *, loc: Any = None, ip: Any = None) -> None:
+        self._tile_idx = tile
+
 
 class Kernel:
     """Tells what is done to it, in order."""
 
-    def __init__(self, told: list[Any]) -> None:
-        self.told = told
+    def __init__(self, told: list[Any], *, num_threads: int = 384, tile_n: int = 128) -> None:
+        self.told, self.num_stages = told, 2
+        self.tile_m, self.tile_n, self.tile_hdim, self.tile_hdimv = 128, tile_n, 128, 128
+        self.sQ_layout = "queries"
+
+    def _get_shared_storage_cls(self) -> Any:
+        return self.sQ_layout
 
     def load(self, *args: Any) -> str:
         self.told.append(("load", args))
         return "loaded"
+
+    def mma(self, tiled_mma_qk, tiled_mma_pv, mO, mLSE, sQ, sK, sVt, sP, sO, *rest) -> Any:
+        return sO
 
     def kernel(self, *args: Any) -> Any:
         return SimpleNamespace(launch=lambda **how: self.told.append(("launch", args, how)))
@@ -31,41 +48,96 @@ class Kernel:
 def package(monkeypatch):
     """(the module that the package looks its kernel up in, what was told)."""
     told: list[Any] = []
-    interface: Any = ModuleType("flash_attn.cute.interface")
-    interface.FlashAttentionForwardSm90 = Kernel
-    cute: Any = ModuleType("cutlass.cute")
-    cute.arch = SimpleNamespace(
-        griddepcontrol_wait=lambda: told.append("wait"),
-        griddepcontrol_launch_dependents=lambda: told.append("go on"),
+    parts: dict[str, dict[str, Any]] = {
+        "flash_attn": {},
+        "flash_attn.cute": {},
+        "flash_attn.cute.interface": {"FlashAttentionForwardSm90": Kernel},
+        "flash_attn.cute.flash_fwd_sm90": {"FlashAttentionForwardSm90": Kernel},
+        "flash_attn.cute.tile_scheduler": {"SingleTileVarlenScheduler": Scheduler},
+        "cutlass": {"min": min},
+        "cutlass.cute": {
+            "arch": SimpleNamespace(
+                griddepcontrol_wait=lambda: told.append("wait"),
+                griddepcontrol_launch_dependents=lambda: told.append("go on"),
+                block_idx=lambda: (3, 0, 0),
+                grid_dim=lambda: (MULTIPROCESSORS, 1, 1),
+            ),
+            "make_layout": lambda values: values,
+            "make_tensor": lambda iterator, layout: (iterator, layout),
+        },
+    }
+    for name, what in parts.items():
+        module = ModuleType(name)
+        vars(module).update(what)
+        monkeypatch.setitem(sys.modules, name, module)
+        owner, _, part = name.rpartition(".")
+        if owner:
+            setattr(sys.modules[owner], part, module)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda: SimpleNamespace(multi_processor_count=MULTIPROCESSORS)
     )
-    for module in (ModuleType("flash_attn"), ModuleType("flash_attn.cute"), interface, ModuleType("cutlass"), cute):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    fa4._launch_early.cache_clear()
-    yield interface, told
-    fa4._launch_early.cache_clear()
+    monkeypatch.delitem(sys.modules, "hortus.rose.attention.hopper", raising=False)
+    fa4._changed.cache_clear()
+    yield sys.modules["flash_attn.cute.interface"], told
+    fa4._changed.cache_clear()
+    sys.modules.pop("hortus.rose.attention.hopper", None)
 
 
 def test_it_waits_before_it_reads_and_is_launched_early(package):
     interface, told = package
-    fa4._launch_early()
-    fa4._launch_early()
-    kernel = interface.FlashAttentionForwardSm90(told)
+    assert fa4._changed()
+    assert fa4._changed()
+    kernel = interface.FlashAttentionForwardSm90(told, num_threads=fa4.ONE_TILE)
     assert isinstance(kernel, Kernel)
     assert kernel.load(1, 2) == "loaded"
     assert told == ["go on", "wait", ("load", (1, 2))]
-    kernel.kernel(3).launch(grid=4)
-    assert told[-1] == ("launch", (3,), {"grid": 4, "use_pdl": True})
-    assert type(kernel).__mro__[1] is Kernel, "wrapped once"
+    kernel.kernel(3, Scheduler).launch(grid=(400, 1, 1), block=5)
+    assert told[-1] == ("launch", (3, Scheduler), {"grid": (400, 1, 1), "block": 5, "use_pdl": True})
+    assert kernel._get_shared_storage_cls() == "queries"
+    assert kernel.mma(*range(10)) == 8
+    assert type(kernel).__mro__[1] is Kernel, "derived once"
 
 
-@pytest.mark.parametrize("missing", ["load", "kernel"])
-def test_a_package_that_looks_otherwise_is_left_alone(package, missing, caplog, monkeypatch):
+@pytest.mark.parametrize(("tiles", "programs"), [(400, MULTIPROCESSORS), (7, 7)])
+def test_its_programs_go_on(package, tiles, programs):
+    interface, told = package
+    assert fa4._changed()
+    kernel = interface.FlashAttentionForwardSm90(told, num_threads=fa4.GOES_ON)
+    kernel.kernel(3, Scheduler).launch(grid=(tiles, 1, 1))
+    (_, (_, scheduler), how) = told[-1]
+    assert how["grid"] == (programs, 1, 1)
+    walk = scheduler.create("params")
+    walk.advance_to_next_work()
+    assert walk._tile_idx == 3 + MULTIPROCESSORS
+    # A tile's output has a place of its own, behind its queries.
+    assert kernel._get_shared_storage_cls() == 128 * 256
+    assert kernel.sQ_layout == "queries"
+    assert kernel.mma(*range(8), SimpleNamespace(iterator=1000, layout="output")) == (1000 + 128 * 128, "output")
+
+
+def test_they_do_not_where_there_is_no_room_for_both(package):
+    interface, told = package
+    assert fa4._changed()
+    kernel = interface.FlashAttentionForwardSm90(told, num_threads=fa4.GOES_ON, tile_n=176)
+    kernel.kernel(3, Scheduler).launch(grid=(400, 1, 1))
+    assert told[-1][2]["grid"] == (400, 1, 1)
+
+
+def _other(self, mO, sQ, sO):
+    pass
+
+
+@pytest.mark.parametrize("name", ["load", "kernel", "mma", "_get_shared_storage_cls"])
+def test_a_package_that_looks_otherwise_is_left_alone(package, name, caplog, monkeypatch):
     interface, _ = package
-    monkeypatch.delattr(Kernel, missing)
+    if name == "mma":
+        monkeypatch.setattr(Kernel, name, _other)
+    else:
+        monkeypatch.delattr(Kernel, name)
     with caplog.at_level("INFO"):
-        fa4._launch_early()
+        assert not fa4._changed()
     assert interface.FlashAttentionForwardSm90 is Kernel
-    assert "not launched early" in caplog.text
+    assert "neither launched early" in caplog.text
 
 
 def test_a_package_of_another_version_is_refused_and_not_tried(package, monkeypatch):
@@ -86,7 +158,7 @@ def test_a_package_of_another_version_is_refused_and_not_tried(package, monkeypa
 
     interface._flash_attn_fwd = older
     assert "tile_mn" in (refused() or ""), "it leaves no choice of tiles"
-    interface._flash_attn_fwd = lambda q, k, v, tile_mn=None, **options: None
+    interface._flash_attn_fwd = lambda q, k, v, tile_mn=None, num_threads=384, **options: None
     assert refused() is None
 
     def broken(name: str) -> None:

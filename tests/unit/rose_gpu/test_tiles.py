@@ -14,7 +14,7 @@ from hortus.bench import tiles
 from hortus.bench.tiles import ROOM as MOST
 from hortus.bench.tiles import Product, cut, neighbours
 from hortus.rose.attention import fa4
-from hortus.rose.gpu import REHEARSED
+from hortus.rose.gpu import BATCH_TOKENS, REHEARSED
 from hortus.rose.kernels import PROCESSORS, attend, dense, heads, launch, linear, quack, rms, skinny
 from hortus.rose.kernels.skinny import Tile
 
@@ -75,10 +75,19 @@ def test_the_product_that_turns_runs_where_its_tiles_fill_the_gpu() -> None:
 
 
 def test_attention_takes_small_tiles_where_all_run_at_once() -> None:
-    assert [fa4.tile(t, 16, 128) for t in (1, 64, 512, 513, 4096)] == [(64, 64)] * 3 + [None] * 2
-    assert [fa4.tile(t, 32, 128) for t in (256, 257)] == [(64, 64), None], "more heads are more programs"
-    assert [fa4.tile(t, 12, 64) for t in (704, 705, 2112, 2113)] == [(64, 64), (128, 128), (128, 128), None]
-    assert fa4.tile(64, 3, 256) is None, "not measured"
+    assert [fa4.tile(t, 1, 16, 128) for t in (1, 64, 512, 513, 4096)] == [(64, 64)] * 3 + [None] * 2
+    assert [fa4.tile(t, 1, 32, 128) for t in (256, 257)] == [(64, 64), None], "more heads are more programs"
+    assert [fa4.tile(t, 1, 12, 64) for t in (704, 705, 2112, 2113)] == [(64, 64), (128, 128), (128, 128), None]
+    assert [fa4.tile(t, 8, 12, 64) for t in (4096, 4224, 4225)] == [(128, 128), None, None], (
+        "of 512 tokens: a few waves"
+    )
+    assert [fa4.tile(t, 100, 12, 64) for t in (12800, 12801)] == [(128, 128), None], "short sequences"
+    assert fa4.tile(64, 1, 3, 256) is None, "not measured"
+
+
+def test_programs_go_on_from_tile_to_tile_where_tiles_are_alike() -> None:
+    assert fa4.goes_on(4096, 1, 16, causal=False)
+    assert [fa4.goes_on(t, 8, 32, causal=True) for t in (2111, 2112, 4096, 4097)] == [False, True, True, False]
 
 
 @pytest.mark.parametrize(("dtype", "hidden", "taken"), [("bfloat16", 64, 1), ("float32", 64, 0), ("bfloat16", 60, 0)])
@@ -93,15 +102,22 @@ def test_the_product_that_turns_is_for_two_bytes_and_aligned_rows(monkeypatch, d
     assert len(asked) == taken
 
 
-def kernels(tokens: int, hidden: int, inner: int, q_heads: int, kv_heads: int, head_dim: int) -> list[object]:
+def kernels(
+    tokens: int, sequences: int, hidden: int, inner: int, q_heads: int, kv_heads: int, head_dim: int
+) -> list[object]:
     """What a step of so many tokens is run by, wherever sizes decide. (quack's products are compiled before any step.)"""
     width, mixed = (q_heads + 2 * kv_heads) * head_dim, q_heads * head_dim
+    cut = fa4.tile(tokens, sequences, q_heads, head_dim)
     return [
         ("o", skinny.split(tokens, hidden, mixed)),
         ("down", skinny.split(tokens, hidden, inner)),
         ("whole", skinny.whole(tokens, width, hidden)),
         ("gated", skinny.gated(tokens, inner, hidden)),
-        ("attention", fa4.tile(tokens, q_heads, head_dim)),
+        *(
+            (f"attention, causal {c}", cut, cut != fa4.SMALL and fa4.goes_on(tokens, sequences, q_heads, causal=c))
+            for c in (False, True)
+        ),
+        ("many sequences", tokens >= 4096 and sequences > 255),
         ("keys of attend", None if tokens > attend.MOST_TOKENS else tokens <= attend._ROWS),
         ("rows of a norm", tokens >= rms.MANY),
     ]
@@ -119,9 +135,10 @@ SHAPES = {
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_rehearsal_meets_every_kernel(shape: str) -> None:
     """So that nobody waits for a compiler: see GpuEngine.rehearse."""
-    met = {k for tokens in REHEARSED for k in kernels(tokens, *SHAPES[shape])}
-    for tokens in range(1, REHEARSED[-1] + 1):
-        assert met >= set(kernels(tokens, *SHAPES[shape])), f"{tokens} tokens run what no rehearsal does"
+    met = {str(k) for tokens, sequences in REHEARSED for k in kernels(tokens, sequences, *SHAPES[shape])}
+    for tokens, sequences in itertools.product(range(1, BATCH_TOKENS + 1), (1, 2, 8, 32, 256)):
+        for kernel in map(str, kernels(tokens, min(sequences, tokens), *SHAPES[shape])):
+            assert kernel in met, f"{tokens} tokens in {sequences} sequences run {kernel}, which no rehearsal does"
 
 
 def test_the_search_tries_cuts_that_can_run() -> None:
