@@ -32,7 +32,7 @@ SUITES = {
     "scoring": "5, 25, 50 inputs of {} tokens",
     "throughput": "batches of 100 x {} tokens from 4 client processes",
     "cases": "inputs x tokens as --cases says, one client",
-    "concurrency": "1 to 256 clients with {} tokens each, over HTTP",
+    "concurrency": "1 to {most} clients with {} tokens each, over HTTP",
     "short": "queries of 16 tokens, from one client to full rate",
     "arrivals": "Poisson arrivals: latency against offered load, over HTTP",
     "mixed": "short queries beside an index being built, over HTTP",
@@ -50,6 +50,7 @@ SIZES = {
 }
 """Tokens of each suite's inputs, where --tokens may say otherwise; those of `start` no other suite asks for, so that each is a
 graph of its own on a GPU."""
+MOST_CLIENTS = 256
 PROGRAMS = {
     "cpu": ("hortus.bench.cpu", "against sentence-transformers in process: vectors, throughput, latency"),
     "http": ("hortus.bench.http", "what HTTP adds over a fake engine that takes no time"),
@@ -65,14 +66,14 @@ PROGRAMS = {
 }
 
 
-def about(suite: str, sizes: Sequence[int] = ()) -> str:
-    """What a suite does. sizes: tokens of its inputs; none: those that it has by itself. Pure."""
-    return SUITES[suite].format(", ".join(map(str, sizes or SIZES.get(suite, ()))))
+def about(suite: str, sizes: Sequence[int] = (), most: int = MOST_CLIENTS) -> str:
+    """What a suite does. sizes: tokens of its inputs; none: those that it has by itself. most: clients. Pure."""
+    return SUITES[suite].format(", ".join(map(str, sizes or SIZES.get(suite, ()))), most=min(most, MOST_CLIENTS))
 
 
 def main(argv: Sequence[str]) -> int:
     """Entry point of `hortus bench`. 0 done, 1 a target was left out or could not be had, or the output cannot be written;
-    2 bad usage; 130 or 143 when stopped by Ctrl-C or SIGTERM, after ending all that was started."""
+    2 bad usage; 128 and its number when stopped by Ctrl-C, SIGTERM or SIGHUP, after ending all that was started."""
     from hortus.bench.pace import NoFigureError
 
     stopped: list[int] = []
@@ -93,7 +94,8 @@ def main(argv: Sequence[str]) -> int:
 
 @contextmanager
 def _stops(seen: list[int]) -> Iterator[None]:
-    """Inside, SIGTERM ends the run as Ctrl-C does, so that servers and clients that were started end with it."""
+    """Inside, SIGTERM and a terminal's end (unless nohup keeps that off) end the run as Ctrl-C does, so that servers and clients
+    that were started end with it."""
 
     def stop(number: int, frame: object) -> None:
         seen.append(number)
@@ -102,11 +104,13 @@ def _stops(seen: list[int]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, stop)
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {n: signal.signal(n, stop) for n in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for n, handler in before.items():
+            signal.signal(n, handler)
 
 
 def _main(argv: Sequence[str]) -> int:
@@ -166,7 +170,9 @@ def parser() -> argparse.ArgumentParser:
         "--cases", type=inputs_tokens, nargs="+", default=[(1, 512), (32, 512)], metavar="NxT",
         help="of the suite of that name [1x512 32x512]",
     )  # fmt: skip
-    p.add_argument("--most-clients", type=whole, default=256, metavar="N", help="of the suites over HTTP [256]")
+    p.add_argument(
+        "--most-clients", type=whole, default=MOST_CLIENTS, metavar="N", help="of the suites over HTTP [256]"
+    )
     p.add_argument("--processes", type=at_most(256), default=4, metavar="N", help="client processes at most [4]")
     p.add_argument("--rounds", type=whole, default=5, metavar="N", help="of each case, targets in turn [5]")
     p.add_argument("--seconds", type=duration, default=2.0, metavar="S", help="of each round of each target [2]")
@@ -225,7 +231,7 @@ def _run(args: argparse.Namespace, specs: Sequence[Spec]) -> int:
         run = _open(args, specs, work)
         try:
             for name in suites:
-                print(f"{name}: {about(name, all_suites.sizes(run, name))}", flush=True)
+                print(f"{name}: {about(name, all_suites.sizes(run, name), run.most_clients)}", flush=True)
                 run.suite = name
                 run.told.clear()
                 done: list[Record] = []

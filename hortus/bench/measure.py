@@ -128,6 +128,7 @@ class Run:
         asked = [t for t in self.targets if t.served or not served]
         if not asked:
             return []
+        self.nothing_held()
         wants = self._truths(requests) if self.reference else []
         good = []
         for t in asked:
@@ -156,6 +157,10 @@ class Run:
             answers.append(target.vectors(requests[i % len(requests)]))
         return answers
 
+    def nothing_held(self) -> None:
+        """What was compared until now says nothing of what comes: records have the least cosine of their own case."""
+        self._cosine.clear()
+
     def hold(self, target: Target, rows: Float32, want: Float32) -> None:
         """NoFigureError unless every vector is as near to the one that is wanted as it must be."""
         if rows.shape != want.shape:
@@ -164,7 +169,7 @@ class Run:
         least = LEAST_COSINE_FP8 if self.setting.dtype == "fp8" else LEAST_COSINE
         if not cosine >= least:  # NaN as well
             raise NoFigureError(f"cosine {cosine:.5f} to the reference, least wanted {least}")
-        self._cosine[target.name] = cosine
+        self._cosine[target.name] = min(cosine, self._cosine.get(target.name, cosine))
 
     def still_right(self, target: Target, requests: Sequence[Inputs], load: Load) -> Load:
         """The load, if answers that it timed are as right as those before it. NoFigureError otherwise."""

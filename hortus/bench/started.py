@@ -120,14 +120,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def unbroken() -> Iterator[None]:
-    """Inside, Ctrl-C and SIGTERM wait: who starts a process must have it in hand before it can be stopped with it."""
+    """Inside, Ctrl-C, SIGTERM and SIGHUP wait: who starts a process must have it in hand before it can be stopped with it."""
     waiting: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {
-        n: signal.signal(n, lambda number, frame: waiting.append(number)) for n in (signal.SIGINT, signal.SIGTERM)
-    }
+    numbers = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {n: signal.signal(n, lambda number, frame: waiting.append(number)) for n in numbers}
     try:
         yield
     finally:

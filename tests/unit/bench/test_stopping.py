@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM at any time: what was measured is told, and nothing that was started lives on."""
+"""Ctrl-C, SIGTERM and SIGHUP at any time: what was measured is told, and nothing that was started lives on."""
 
 import os
 import re
@@ -39,9 +39,12 @@ def alive(process):
     [
         ("short --most-clients 2 --rounds 1 --seconds 1", "clients ", signal.SIGTERM),
         ("concurrency --seconds 60", "opening", signal.SIGINT),
+        ("concurrency --seconds 60", "concurrency: ", signal.SIGHUP),
     ],
 )
 def test_nothing_is_left_behind(tmp_path, words, seen, number):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        pytest.skip("these tests run under nohup")
     out = tmp_path / "out"
     suite, *flags = [
         *words.split(),

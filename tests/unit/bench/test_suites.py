@@ -62,6 +62,9 @@ def test_every_suite_over_a_server(tmp_path, capsys):
     offered = [r["offered_per_s"] for r in rows if r["suite"] == "arrivals"]
     assert offered == sorted(offered)
     assert all(r["cosine"] > 0.99999 for r in rows if r["suite"] == "latency")  # against itself
+    assert all("cosine" not in r and "p99" not in r["note"] for r in rows if r["suite"] == "start"), (
+        "nothing was asked yet"
+    )
     assert all("client_cores" in r for r in rows if r["suite"] == "throughput")
     assert all(r["cpu_ms"] > 0 for r in rows if r["suite"] == "throughput")  # of the server's processes
     lines = [json.loads(line) for line in raw.read_text().splitlines()]
@@ -84,6 +87,7 @@ def test_every_suite_over_a_server(tmp_path, capsys):
 def test_what_a_suite_does_is_told_with_the_sizes_of_the_run():
     assert bench.about("latency") == "one input of 128, 512, 4096 tokens"
     assert bench.about("throughput", [64]) == "batches of 100 x 64 tokens from 4 client processes"
+    assert bench.about("concurrency", [16], 4) == "1 to 4 clients with 16 tokens each, over HTTP"
     assert bench.about("parity", []) == "vectors against the reference"
 
 
