@@ -266,6 +266,7 @@ def _open(args: argparse.Namespace, specs: Sequence[Spec], work: Path) -> Run:
     from hortus.bench.texts import Corpus
     from hortus.config import RoseConfig
     from hortus.engines import open_model
+    from hortus.ivy.embed import WHAT
     from hortus.ivy.tokenize import Tokenizer
 
     if args.shape:
@@ -274,6 +275,8 @@ def _open(args: argparse.Namespace, specs: Sequence[Spec], work: Path) -> Run:
         device = "cuda" if gpu() else "cpu"
         args.model = str(shape_folder(work, args.shape, texts=args.texts, device=device))
     folder = open_model(args.model, None, RoseConfig(), weights=False)
+    if folder.kind != "embed":  # peers would make vectors of its trunk, and be right
+        raise StartError(f"--model {args.model} is {WHAT[folder.kind]}; the suites measure embedding models")
     # Not the model's limit: a count that stops there could not tell a text that is too long.
     tokenizer = Tokenizer(folder, max_tokens=1 << 20)
     setting = Setting(

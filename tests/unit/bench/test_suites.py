@@ -174,6 +174,19 @@ def test_real_engines_agree(shape, tmp_path, capsys):
     assert {r["model"] for r in rows} == {shapes.model_name(shape)}
 
 
+@pytest.mark.parametrize(
+    ("architecture", "what"),
+    [("BertForSequenceClassification", "a classifier"), ("BertForMaskedLM", "a sparse embedding model")],
+)
+def test_what_is_no_embedder_is_not_measured_as_one(tmp_path, capsys, architecture, what):
+    folder = shapes.shape_folder(tmp_path, "tiny-bert")
+    (folder / "modules.json").unlink()
+    config = json.loads((folder / "config.json").read_text()) | {"architectures": [architecture]}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert bench.main(["latency", "--model", str(folder), "--target", "sentence-transformers"]) == 1
+    assert f"is {what}; the suites measure embedding models" in capsys.readouterr().err
+
+
 def test_random_weights_tell_texts_apart(tmp_path):
     """Vectors that are all alike would pass any check: texts differ by far more than a target may be off."""
     for shape in ("tiny-bert", "tiny-modernbert"):
