@@ -20,8 +20,8 @@ from typing import ParamSpec, TypeVar
 
 import numpy as np
 
-from hortus.bench.pace import KEPT, Closed, Load, NoFigureError, Open, Plan, RunError, told
-from hortus.bench.results import UNANSWERED, Record, add_line, cosines
+from hortus.bench.pace import KEPT, UNANSWERED, Closed, Load, NoFigureError, Open, Plan, RunError, told
+from hortus.bench.results import NOT_200, Record, add_line, cosines
 from hortus.bench.targets import Setting, Target
 from hortus.bench.texts import Corpus, Inputs
 from hortus.errors import StartError
@@ -236,7 +236,8 @@ class Run:
         return self.keep(target, requests, plan, self.still_right(target, requests, target.load(requests, plan)))
 
     def keep(self, target: Target, requests: Sequence[Inputs], plan: Plan, load: Load, note: str | None = None) -> Load:
-        """The load, its latencies written out when --raw asks for them, under the names that records have."""
+        """The load, its latencies written out when --raw asks for them, under the names that records have. What the target has
+        still to do is done: it would take time from the next."""
         if self.raw:
             clients = plan.clients if isinstance(plan, Closed) else None
             line = {
@@ -247,6 +248,8 @@ class Run:
                 "failed": load.failed, "note": note, "ms": [round(float(x), 4) for x in load.latencies_ms],
             }  # fmt: skip
             add_line(self.raw, json.dumps(line))
+        if UNANSWERED in load.failed:
+            target.vectors(requests[0])
         return load
 
     def case(self, suite: str, batch: int, tokens: int, clients: int, *, served: bool = False) -> list[Record]:
@@ -294,7 +297,7 @@ class Run:
         if 0 < s.answers < 100:
             notes.append(f"p99 of {s.answers} answers")
         if s.failed:
-            notes.append(UNANSWERED + told(s.failed))
+            notes.append(NOT_200 + told(s.failed))
         record = Record(
             suite=suite, target=target.name, model=self.setting.folder.name, dtype=self.dtype, batch=batch, tokens=tokens,
             clients=clients, median_ms=s.median_ms, p99_ms=s.p99_ms, requests_per_s=s.requests_per_s,

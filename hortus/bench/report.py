@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hortus.bench.flags import text_file, written_folder
 from hortus.bench.pace import RunError
-from hortus.bench.results import UNANSWERED, Record, cell, grid, read
+from hortus.bench.results import NOT_200, Record, cell, grid, read
 
 Key = tuple[object, ...]
 SIZED = ("latency", "scoring", "throughput", "cases")
@@ -141,9 +141,9 @@ def _note(r: Record) -> str:
     return (r.note or "").partition(";")[0]
 
 
-def _unanswered(r: Record) -> str | None:
+def _not_200(r: Record) -> str | None:
     """How many requests of an open loop had no good answer, and which they had."""
-    return next((w.removeprefix(UNANSWERED) for w in (r.note or "").split("; ") if w.startswith(UNANSWERED)), None)
+    return next((w.removeprefix(NOT_200) for w in (r.note or "").split("; ") if w.startswith(NOT_200)), None)
 
 
 def _other(r: Record) -> bool:
@@ -168,10 +168,10 @@ _ARRIVAL_COLUMNS = (
     ("offered/s", lambda r: r.offered_per_s),
     ("answered/s", lambda r: r.requests_per_s),
     *_TIMES,
-    ("not answered with 200", _unanswered),
+    ("not answered with 200", _not_200),
     _CORES,
 )
-_MIXED_COLUMNS = (*_WHO, ("what", _note), _RATE, *_TIMES, ("not answered with 200", _unanswered))
+_MIXED_COLUMNS = (*_WHO, ("what", _note), _RATE, *_TIMES, ("not answered with 200", _not_200))
 _START_COLUMNS = (*_WHO, ("what", lambda r: "ready" if r.suite == "start" else _note(r)), ("ms", lambda r: r.median_ms))
 _OTHER_COLUMNS = (("suite", lambda r: r.suite), *_WHO, _CLIENTS, *_TIMES, ("what", lambda r: r.note))
 

@@ -63,7 +63,7 @@ def commit() -> str | None:
     return out.stdout.strip() or None
 
 
-UNANSWERED = "not answered with 200: "
+NOT_200 = "not answered with 200: "
 """Begins the part of a note that says which answers were none."""
 
 

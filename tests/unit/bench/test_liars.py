@@ -16,6 +16,7 @@ from hortus.bench import served, suites
 from hortus.bench.inprocess import InProcess
 from hortus.bench.load import Clients
 from hortus.bench.measure import Run
+from hortus.bench.pace import UNANSWERED, Open
 from hortus.bench.targets import Setting, Spec, open_target
 from hortus.bench.texts import Corpus
 from hortus.errors import StartError
@@ -36,7 +37,7 @@ class Liar(ThreadingHTTPServer):
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.asked, self.first = {}, {}
+        self.asked, self.first, self.free_at = {}, {}, 0.0
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
 
@@ -82,6 +83,9 @@ class Handler(BaseHTTPRequestHandler):
             for i, r in zip(indices, rows, strict=True)
         ]
         body = json.dumps(rows.tolist() if kind == "embed" else {"data": data}).encode()
+        if lie == "queue":  # one at a time
+            self.server.free_at = max(self.server.free_at, time.monotonic()) + 0.05
+            time.sleep(self.server.free_at - time.monotonic())
         if lie == "429":
             self.answer(b"{}", 429)
         elif lie == "error":
@@ -238,6 +242,13 @@ def test_what_is_no_such_server_is_told_at_once(run, liar, monkeypatch, lie, why
     monkeypatch.setattr(served, "FIRST_PATIENCE_S", 0.3)
     with pytest.raises(StartError, match=why):
         opened(run, liar, lie)
+
+
+def test_the_queue_of_one_is_worked_off_before_the_next_is_timed(run, liar):
+    target, requests = opened(run, liar, "queue"), run.corpus.several(1, 8, 4)
+    load = run.timed(target, requests, Open(400, 0.2))
+    assert load.failed[UNANSWERED] > 10
+    assert time.monotonic() >= liar.free_at
 
 
 def test_what_a_server_does_otherwise_is_told(run, liar):
