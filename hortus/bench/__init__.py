@@ -279,6 +279,11 @@ def _open(args: argparse.Namespace, specs: Sequence[Spec], work: Path) -> Run:
         raise StartError(f"--model {args.model} is {WHAT[folder.kind]}; the suites measure embedding models")
     # Not the model's limit: a count that stops there could not tell a text that is too long.
     tokenizer = Tokenizer(folder, max_tokens=1 << 20)
+    least = tokenizer.encode(["a"]).total_tokens
+    if few := [n for n in (*args.tokens, *(tokens for _, tokens in args.cases)) if n < least]:
+        raise StartError(
+            f"{few[0]} tokens: this tokenizer makes at least {least} of a text; choose larger --tokens or --cases"
+        )
     setting = Setting(
         folder=folder, dtype=args.dtype, threads=args.threads, attention=args.attention, headers=tuple(args.header),
         clients=Clients(), processes=args.processes,

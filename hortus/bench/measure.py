@@ -277,14 +277,19 @@ class Run:
         return records
 
     def tell(self, record: Record) -> Record:
-        """Print a line of it at once, and return it. It is kept, for a suite that is cut short."""
-        self.told.append(record)
+        """Print a line of it at once, and return it."""
+        self.kept(record)
         size = f"{record.batch or '-'} x {record.tokens or '-'}"
         print(
             f"  {record.suite:<11} {record.target:<22} {size:>9}, {record.clients or '-':>3} clients "
             f"{_told(record.median_ms)} ms, p99 {_told(record.p99_ms)}, {_told(record.tokens_per_s, 9, 0)} tokens/s",
             flush=True,
         )
+        return record
+
+    def kept(self, record: Record) -> Record:
+        """The record, which is not lost when its suite is cut short."""
+        self.told.append(record)
         return record
 
     def record(

@@ -232,7 +232,7 @@ def graph_records(run: Run, target: Served, requests: list[Inputs]) -> list[Reco
         if (steps := sum(new.values())) > 0:
             record = run.record("graphs", target, summary([Load(np.zeros(0), 0.0)]), 1, None, clients=4)
             record.at_s, record.hit_rate, record.note = at_s, new.get("replay", 0) / steps, f"{steps:.0f} steps"
-            records.append(record)
+            records.append(run.kept(record))
         before = now
 
     [load] = run.setting.clients.run([target.job(requests, Closed(4, run.seconds * run.rounds))], tick)
@@ -266,7 +266,7 @@ def parity(run: Run) -> list[Record]:
         if np.isfinite([worst, apart]).all():
             record = run.record("parity", t, summary([Load(np.zeros(0), 0.0)]), len(texts), None)
             record.cosine, record.note = worst, f"alone against in a batch: cosine {apart:.6f}"
-            records.append(record)
+            records.append(run.kept(record))
         run.attempt(t, "parity", run.hold, t, np.concatenate([rows, single]), np.concatenate([want, want[:50]]))
     return records
 

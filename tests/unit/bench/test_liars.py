@@ -189,6 +189,14 @@ def test_what_says_the_same_of_every_text_is_right_of_none(run, liar, lie, refer
     assert all(np.isfinite(r.cosine) for r in records)
 
 
+def test_what_parity_measured_is_not_lost_when_it_is_stopped(run, liar, monkeypatch):
+    run.targets = [opened(run, liar, "truth"), opened(run, liar, "other")]
+    monkeypatch.setattr(run.targets[1], "vectors", lambda inputs: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        suites.parity(run)
+    assert [r.target for r in run.told] == ["truth"]
+
+
 def test_a_reference_that_fails_ends_the_run_and_blames_no_target(run, liar):
     run.reference = InProcess("truth", "made up", lambda inputs: 1 / 0)
     run.targets = [opened(run, liar, "truth")]

@@ -92,6 +92,11 @@ def test_what_a_suite_does_is_told_with_the_sizes_of_the_run():
 
 
 def test_bad_words_are_named(capsys):
+    for words in ("latency --tokens 16 2", "cases --cases 1x1"):
+        assert bench.main([*words.split(), "--target", "openai:http://127.0.0.1:1"]) == 1
+        said = capsys.readouterr()
+        assert "this tokenizer makes at least 3 of a text" in said.err
+        assert "opening" not in said.out
     assert bench.main(["latency", "--reference", "none", "--target", "openai:http://127.0.0.1:1"]) == 1
     assert "nothing answers at 127.0.0.1:1" in capsys.readouterr().out
 
