@@ -35,7 +35,7 @@ class InProcess:
     def __init__(
         self, name: str, about: str, run: Callable[[Inputs], Float32], close: Callable[[], None] = lambda: None
     ) -> None:
-        self.name, self.about, self.opened_s = name, about, 0.0
+        self.name, self.about, self.opened_s, self.in_format = name, about, 0.0, True
         self._run, self._close = run, close
 
     def vectors(self, inputs: Inputs) -> Float32:
@@ -73,11 +73,15 @@ def make(spec: Spec, setting: Setting) -> Target:
     if spec.kind == "sentence-transformers":
         model = sentence_transformer(setting)
         about = f"texts to vectors, {_attention(model[0].auto_model)}"
-        return InProcess(spec.name, about, lambda x: _encode(model, x))
+        target = InProcess(spec.name, about, lambda x: _encode(model, x))
+        target.in_format = setting.dtype != "fp8"
+        return target
     compiled = spec.kind == "transformers-compile"
     peer = transformer(setting)
     about = f"ids to vectors, {_attention(peer)}" + (", compiled" if compiled else "")
-    return InProcess(spec.name, about, transformers_run(setting, peer, compiled=compiled))
+    target = InProcess(spec.name, about, transformers_run(setting, peer, compiled=compiled))
+    target.in_format = setting.dtype != "fp8"
+    return target
 
 
 def reference(setting: Setting) -> Target:

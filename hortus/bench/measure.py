@@ -315,10 +315,14 @@ class Run:
             record.client_cores = s.client_cores
         if self.hardware:
             record.hardware = self.hardware
-        if target.elsewhere:  # what a server that was not started here computes in, and on what, it does not say
+        if not target.in_format:
             record.dtype = None
-            if target.elsewhere not in ("127.0.0.1", "localhost", "::1"):
-                record.hardware = f"that of {target.elsewhere}, asked from {record.hardware}"
+        if target.elsewhere and target.elsewhere not in (
+            "127.0.0.1",
+            "localhost",
+            "::1",
+        ):  # on what it computes, it does not say
+            record.hardware = f"that of {target.elsewhere}, asked from {record.hardware}"
         return record
 
     def close(self) -> None:

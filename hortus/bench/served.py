@@ -99,6 +99,7 @@ class Served:
         self.setting, self._closing = setting, closing or ExitStack()
         self.running: Running | None = None
         self.elsewhere: str | None = None if closing else host
+        self.in_format = False
         self.route: Route
         self.about = ""
 
@@ -165,8 +166,11 @@ class Served:
 
     def graph_steps(self) -> dict[str, float] | None:
         """Steps by eager, capture and replay so far, from Hortus' /metrics; None where there are none."""
-        status, text = self.ask("GET", "/metrics")
-        return graph_counts(text.decode()) if status == 200 else None
+        try:
+            status, text = self.ask("GET", "/metrics")
+        except NoFigureError:  # whoever has no such page may answer as he likes
+            return None
+        return graph_counts(text.decode(errors="replace")) if status == 200 else None
 
     def close(self) -> None:
         self._closing.close()
@@ -174,7 +178,7 @@ class Served:
 
 def graph_counts(text: str) -> dict[str, float] | None:
     """hortus_graph_steps_total by `how` from a page of metrics; None when no step ran under graphs. Pure."""
-    found = re.findall(r'^hortus_graph_steps_total\{how="(\w+)"\} (\S+)$', text, re.M)
+    found = re.findall(r'^hortus_graph_steps_total\{how="(\w+)"\} (\d+(?:\.\d*)?(?:e[+-]?\d+)?)$', text, re.M)
     return {how: float(value) for how, value in found} or None
 
 
@@ -196,7 +200,9 @@ def make(spec: Spec, setting: Setting) -> Served:
             server = closing.enter_context(
                 hortus(str(setting.path), *flags, "--served-model-name", setting.folder.name)
             )
-            return _openai(Served(spec.name, "127.0.0.1", server.port, setting, closing), "/v1", server)
+            ours = Served(spec.name, "127.0.0.1", server.port, setting, closing)
+            ours.in_format = "--dtype" not in spec.where
+            return _openai(ours, "/v1", server)
         port, python, *more = free_port(), *shlex.split(spec.where)
         words = (infinity_words if spec.kind == "infinity" else vllm_words)(python, setting.path, port)
         environ = PEER_ENVIRON | ({"OMP_NUM_THREADS": str(setting.threads)} if setting.threads else {})

@@ -49,6 +49,8 @@ class Target(Protocol):
     """Seconds from starting it to its being ready; 0 when it ran before."""
     elsewhere: str | None
     """The host of a server that was not started here."""
+    in_format: bool
+    """It computes in the run's number format. Of others none is claimed."""
 
     def vectors(self, inputs: Inputs) -> Float32:
         """[inputs, width] float32: one request, for the check. Raises what goes wrong."""

@@ -59,7 +59,12 @@ class Handler(BaseHTTPRequestHandler):
             time.sleep(5)
         else:
             self.answer(
-                {"no-json": b"<html>", "no-models": b'{"data":[]}', "list": b"[]"}.get(lie, b'{"data":[{"id":"m"}]}')
+                {
+                    "numbers": b'hortus_graph_steps_total{how="replay"} .\n\xff',
+                    "no-json": b"<html>",
+                    "no-models": b'{"data":[]}',
+                    "list": b"[]",
+                }.get(lie, b'{"data":[{"id":"m"}]}')
             )
 
     def do_POST(self):
@@ -257,6 +262,16 @@ def test_the_queue_of_one_is_worked_off_before_the_next_is_timed(run, liar):
     load = run.timed(target, requests, Open(400, 0.2))
     assert load.failed[UNANSWERED] > 10
     assert time.monotonic() >= liar.free_at
+
+
+@pytest.mark.parametrize("lie", ["truth", "silent", "no-json", "no-http", "numbers"])
+def test_a_server_without_graphs_is_passed_over_not_left_out(run, liar, monkeypatch, lie):
+    monkeypatch.setattr(served, "PATIENCE_S", 0.3)
+    target = opened(run, liar, "truth")
+    monkeypatch.setattr(target, "ask", lambda method, path, ask=target.ask: ask(method, f"/{lie}"))
+    run.targets = [target]
+    assert suites.graphs(run) == []
+    assert run.targets == [target]
 
 
 def test_what_a_server_does_otherwise_is_told(run, liar):

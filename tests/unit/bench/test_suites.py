@@ -177,6 +177,36 @@ def test_real_engines_agree(shape, tmp_path, capsys):
     assert all(r["cosine"] > 0.999999 for r in rows)
     assert all("sdpa" in r["note"] for r in rows if r["target"].endswith("transformers"))
     assert {r["model"] for r in rows} == {shapes.model_name(shape)}
+    assert {r["dtype"] for r in rows} == {"float32"}
+    assert (
+        bench.main(
+            [
+                "cases",
+                "--shape",
+                shape,
+                "--threads",
+                "1",
+                "--dtype",
+                "fp8",
+                "--target",
+                peers[2],
+                "--target",
+                peers[3],
+                "--cases",
+                "1x16",
+                "--rounds",
+                "1",
+                "--seconds",
+                "0",
+                "--out",
+                str(out),
+            ]
+        )
+        == 0
+    )
+    assert {json.loads(line)["dtype"] for line in out.read_text().splitlines()[len(rows) :]} == {None}, (
+        "peers know no fp8"
+    )
 
 
 @pytest.mark.parametrize(
