@@ -23,6 +23,8 @@ SHAPES = [
     Heads(heads=32, kv_heads=8, head_dim=128),
     Heads(heads=12, kv_heads=12, head_dim=64),
     Heads(heads=12, kv_heads=12, head_dim=64, window=64),
+    Heads(heads=14, kv_heads=2, head_dim=64, causal=True),  # 7 queries a key, which no tile is a multiple of
+    Heads(heads=8, kv_heads=8, head_dim=96),
 ]
 MIXES = {
     "one token": [1],

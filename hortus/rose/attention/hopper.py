@@ -32,7 +32,7 @@ from flash_attn.cute.tile_scheduler import SingleTileVarlenScheduler
 from hortus.rose.attention.fa4 import GOES_ON
 
 _SHARED = 227 * 1024
-"""Bytes of shared memory that a program may hold on Hopper, less what the package's barriers take."""
+"""Bytes of shared memory that a program may hold on Hopper. The package's barriers, and aligning the rest, take 1,024."""
 
 
 class _Strided(SingleTileVarlenScheduler):
@@ -53,6 +53,8 @@ class Hopper(FlashAttentionForwardSm90):
     def __init__(self, *args, num_threads, **kwargs) -> None:
         super().__init__(*args, num_threads=num_threads, **kwargs)
         values = (self.tile_m + self.num_stages * self.tile_n) * (self.tile_hdim + self.tile_hdimv)
+        if not self.mma_pv_is_rs:  # weights by way of shared memory, as the package has it for a head_dim of 65 to 96
+            values += self.tile_m * self.tile_n
         self._goes_on = num_threads == GOES_ON and 2 * values + 1024 <= _SHARED
 
     def _get_shared_storage_cls(self):

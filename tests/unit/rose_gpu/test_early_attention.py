@@ -25,9 +25,12 @@ class Scheduler:
 class Kernel:
     """Tells what is done to it, in order."""
 
-    def __init__(self, told: list[Any], *, num_threads: int = 384, tile_n: int = 128) -> None:
-        self.told, self.num_stages = told, 2
-        self.tile_m, self.tile_n, self.tile_hdim, self.tile_hdimv = 128, tile_n, 128, 128
+    def __init__(
+        self, told: list[Any], *, num_threads: int = 384, tile: tuple[int, int] = (128, 128), dim: int = 128,
+        mma_pv_is_rs: bool = True,
+    ) -> None:  # fmt: skip
+        self.told, self.num_stages, self.mma_pv_is_rs = told, 2, mma_pv_is_rs
+        (self.tile_m, self.tile_n), self.tile_hdim, self.tile_hdimv = tile, dim, dim
         self.sQ_layout = "queries"
 
     def _get_shared_storage_cls(self) -> Any:
@@ -115,12 +118,26 @@ def test_its_programs_go_on(package, tiles, programs):
     assert kernel.mma(*range(8), SimpleNamespace(iterator=1000, layout="output")) == (1000 + 128 * 128, "output")
 
 
-def test_they_do_not_where_there_is_no_room_for_both(package):
+@pytest.mark.parametrize(
+    ("tile", "dim", "in_registers", "room"),
+    [
+        ((128, 128), 128, True, True),
+        ((128, 176), 128, True, False),
+        ((192, 128), 64, True, True),
+        ((192, 128), 96, False, True),
+        ((192, 144), 96, False, False),
+        ((128, 80), 256, True, False),
+    ],
+)
+def test_they_do_not_where_there_is_no_room_for_both(package, tile, dim, in_registers, room):
+    """Queries, output, two keys and values, and weights that do not stay in registers: 227 kB. Tiles are the package's own."""
     interface, told = package
     assert fa4._changed()
-    kernel = interface.FlashAttentionForwardSm90(told, num_threads=fa4.GOES_ON, tile_n=176)
+    kernel = interface.FlashAttentionForwardSm90(
+        told, num_threads=fa4.GOES_ON, tile=tile, dim=dim, mma_pv_is_rs=in_registers
+    )
     kernel.kernel(3, Scheduler).launch(grid=(400, 1, 1))
-    assert told[-1][2]["grid"] == (400, 1, 1)
+    assert told[-1][2]["grid"] == ((MULTIPROCESSORS if room else 400), 1, 1)
 
 
 def _other(self, mO, sQ, sO):
