@@ -34,7 +34,8 @@ def choose(
     """The fastest of `available` in the table's nearest row.
 
     Nearest: rows of this GPU (of any, where it was never measured); among them the nearest head_dim; then the nearest
-    numbers of heads; then the nearest (tokens, longest); distances are of logarithms, because times follow ratios.
+    numbers of heads; then the nearest (tokens, longest), of two as near the one nearer in tokens, which say how full a GPU is;
+    distances are of logarithms, because times follow ratios.
     """
     assert available, "the caller refuses to start when no backend can run"
     rows = [r for r in table if any(name in available for name in r.us)]
@@ -43,11 +44,12 @@ def choose(
         return Choice(name, f"{name}: not measured; the first that can run")
     mine = [r for r in rows if r.gpu == gpu.name]
 
-    def distance(r: Row) -> tuple[float, float, float]:
+    def distance(r: Row) -> tuple[float, ...]:
         return (
             _apart(r.head_dim, heads.head_dim),
             _apart(r.heads, heads.heads) + _apart(r.kv_heads, heads.kv_heads),
             _apart(r.tokens, tokens) + _apart(r.longest, longest),
+            _apart(r.tokens, tokens),
         )
 
     row = min(mine or rows, key=distance)

@@ -54,6 +54,16 @@ def test_nearest_row_by_gpu_then_heads_then_size():
     assert "on A" in choose(table, new, QWEN, 700, 300, ALL).reason
 
 
+@pytest.mark.parametrize("longest", [16, 64, 128, 512, 8192])
+@pytest.mark.parametrize("tokens", [8192, 16384])
+@pytest.mark.parametrize("shape", [(12, 12, 64), (12, 12, 80), (32, 8, 64), (14, 2, 64), (16, 8, 128), (28, 4, 128)])
+def test_large_steps_go_by_large_rows(shape, tokens, longest):
+    """A row of 1,024 tokens is as near to 8,192 of short texts as one of 4,096, and tells of a GPU that is half empty."""
+    heads = Heads(heads=shape[0], kv_heads=shape[1], head_dim=shape[2])
+    choice = choose(TABLE, H200, heads, tokens, longest, ALL)
+    assert choice.name == "fa4", choice.reason
+
+
 def test_refusals_name_the_reason():
     turing, ampere = Gpu("Tesla T4", (7, 5)), Gpu("NVIDIA A100", (8, 0))
     odd = Heads(heads=4, kv_heads=4, head_dim=36)
