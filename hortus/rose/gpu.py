@@ -37,12 +37,12 @@ BATCH_TOKENS = 4096
 
 Both: docs/decisions/011-gpu-large-steps.md."""
 REHEARSED = (
-    *((tokens, 1) for tokens in (16, 64, 128, 256, 320, 1024, BATCH_TOKENS)),
+    *((tokens, 1) for tokens in (16, 64, 128, 256, 320, 512, 1024, 2048, BATCH_TOKENS)),
     *((BATCH_TOKENS, sequences) for sequences in (8, 32, 300)),
+    *((PIECE_TOKENS, sequences) for sequences in (1, 32, 128)),
 )
-"""(tokens, sequences) of steps that between them run every kernel of a batch: where one takes over from another stands in
-kernels/skinny.py, dense.py, quack.py, attend.py, rms.py and attention/fa4.py, whose package has another kernel for more than 255
-sequences."""
+"""(tokens, sequences) of steps that between them run every kernel of a batch and of a piece: where one takes over from another
+stands in kernels/skinny.py, dense.py, quack.py, attend.py, rms.py, pooling.py and attention/fa4.py."""
 
 
 class GpuEngine:

@@ -60,6 +60,9 @@ def _options(heads: Heads) -> dict[str, Any]:
 
 
 SMALL = 64, 64
+MANY = 256
+"""For more sequences than this the package compiles another kernel, which searches for the sequence that a tile is of. Such steps
+are seldom: all are given the same tiles and programs, so that it is one kernel."""
 
 
 def tile(tokens: int, sequences: int, heads: int, head_dim: int) -> tuple[int, int] | None:
@@ -72,7 +75,7 @@ def tile(tokens: int, sequences: int, heads: int, head_dim: int) -> tuple[int, i
     """
     if head_dim > 128:
         return None
-    if heads * -(-tokens // 64) <= PROCESSORS:
+    if sequences <= MANY and heads * -(-tokens // 64) <= PROCESSORS:
         return SMALL
     most = 384 if tokens <= 512 * sequences else 192
     short = tokens <= 128 * sequences or heads * tokens <= most * PROCESSORS
@@ -86,7 +89,7 @@ def goes_on(tokens: int, sequences: int, heads: int, *, causal: bool) -> bool:
     call, a program for each first: 25 of 512 tokens 104 -> 88, 100 of 128 97 -> 54, but 5 of 512 23 -> 26, 16 of 16 to 2,048
     236 -> 257, one of 4,096 121 -> 136.
     """
-    return not causal or (tokens <= 512 * sequences and heads * tokens >= 512 * PROCESSORS)
+    return not causal or sequences > MANY or (tokens <= 512 * sequences and heads * tokens >= 512 * PROCESSORS)
 
 
 class Fa4Attention:

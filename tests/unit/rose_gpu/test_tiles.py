@@ -14,8 +14,8 @@ from hortus.bench import tiles
 from hortus.bench.tiles import ROOM as MOST
 from hortus.bench.tiles import Product, cut, neighbours
 from hortus.rose.attention import fa4
-from hortus.rose.gpu import BATCH_TOKENS, REHEARSED
-from hortus.rose.kernels import PROCESSORS, attend, dense, heads, launch, linear, quack, rms, skinny
+from hortus.rose.gpu import BATCH_TOKENS, PIECE_TOKENS, REHEARSED
+from hortus.rose.kernels import PROCESSORS, attend, dense, heads, launch, linear, pooling, quack, rms, skinny
 from hortus.rose.kernels.skinny import Tile
 
 TOKENS = (1, 16, 17, 63, 64, 65, 128, 129, 192, 256, 257, 320, 512, 513, 4096)
@@ -83,11 +83,13 @@ def test_attention_takes_small_tiles_where_all_run_at_once() -> None:
     )
     assert [fa4.tile(t, 100, 12, 64) for t in (12800, 12801)] == [(128, 128), None], "short sequences"
     assert fa4.tile(64, 1, 3, 256) is None, "not measured"
+    assert [fa4.tile(300, n, 16, 128) for n in (256, 257)] == [(64, 64), None], "another kernel, and only one"
 
 
 def test_programs_go_on_from_tile_to_tile_where_tiles_are_alike() -> None:
     assert fa4.goes_on(4096, 1, 16, causal=False)
     assert [fa4.goes_on(t, 8, 32, causal=True) for t in (2111, 2112, 4096, 4097)] == [False, True, True, False]
+    assert [fa4.goes_on(300, n, 16, causal=True) for n in (256, 257)] == [False, True], "another kernel, and only one"
 
 
 @pytest.mark.parametrize(("dtype", "hidden", "taken"), [("bfloat16", 64, 1), ("float32", 64, 0), ("bfloat16", 60, 0)])
@@ -114,10 +116,15 @@ def kernels(
         ("whole", skinny.whole(tokens, width, hidden)),
         ("gated", skinny.gated(tokens, inner, hidden)),
         *(
-            (f"attention, causal {c}", cut, cut != fa4.SMALL and fa4.goes_on(tokens, sequences, q_heads, causal=c))
+            (
+                f"attention, causal {c}",
+                cut,
+                cut != fa4.SMALL and fa4.goes_on(tokens, sequences, q_heads, causal=c),
+                sequences > fa4.MANY,
+            )
             for c in (False, True)
         ),
-        ("many sequences", tokens >= 4096 and sequences > 255),
+        ("parts of a pool", pooling._parts(tokens, sequences)),
         ("keys of attend", None if tokens > attend.MOST_TOKENS else tokens <= attend._ROWS),
         ("rows of a norm", tokens >= rms.MANY),
     ]
@@ -129,6 +136,7 @@ SHAPES = {
     "llama 1B": (2048, 8192, 32, 8, 64),
     "qwen2 0.5B": (896, 4864, 14, 2, 64),
     "bert": (768, 3072, 12, 12, 64),
+    "minilm": (384, 1536, 12, 12, 32),
 }
 
 
@@ -136,7 +144,8 @@ SHAPES = {
 def test_a_rehearsal_meets_every_kernel(shape: str) -> None:
     """So that nobody waits for a compiler: see GpuEngine.rehearse."""
     met = {str(k) for tokens, sequences in REHEARSED for k in kernels(tokens, sequences, *SHAPES[shape])}
-    for tokens, sequences in itertools.product(range(1, BATCH_TOKENS + 1), (1, 2, 8, 32, 256)):
+    sizes = (*range(1, BATCH_TOKENS), *range(BATCH_TOKENS, PIECE_TOKENS + 1, 128))
+    for tokens, sequences in itertools.product(sizes, (1, 2, 8, 32, 128, 256, 257, 1024)):
         for kernel in map(str, kernels(tokens, min(sequences, tokens), *SHAPES[shape])):
             assert kernel in met, f"{tokens} tokens in {sequences} sequences run {kernel}, which no rehearsal does"
 
