@@ -134,7 +134,7 @@ class HttpWire:
     def send(self, number: int) -> int:
         peer = self._free.pop() if self._free else self._open()
         peer.number = number % len(self._requests)
-        peer.left, peer.complete = memoryview(self._requests[peer.number]), False
+        peer.left, peer.complete, peer.keep = memoryview(self._requests[peer.number]), False, False
         peer.size, peer.body, peer.begun, peer.measured = 0, bytearray(), False, False
         self._busy[peer.sock.fileno()] = peer
         if not peer.write():

@@ -31,7 +31,7 @@ T = TypeVar("T", bound=Target)
 V = TypeVar("V")
 P = ParamSpec("P")
 LEAST_COSINE, LEAST_COSINE_FP8 = 0.999, 0.975
-"""To the reference, in the check before anything is timed. For fp8: docs/decisions/012-fp8.md."""
+"""To the reference. For fp8: docs/decisions/012-fp8.md."""
 WARM_CALLS, WARM_S = 4, 1.0
 """Requests before timing, and the seconds, from the second request on, after which fewer will do. A CUDA graph replays from a
 shape's third step on."""

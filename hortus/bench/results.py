@@ -108,7 +108,7 @@ class Record:
     """Processor time, of all threads, that a request cost the target: in process, or a server started for the run. Where a
     machine is shared it says more than the clock."""
     cosine: float | None = None
-    """Least cosine to the reference in the check before anything was timed."""
+    """Least cosine to the reference, before the case was timed and in answers that were."""
     at_s: float | None = None
     """Seconds since the beginning, for what changes over time."""
     hit_rate: float | None = None

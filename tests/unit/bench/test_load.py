@@ -245,8 +245,11 @@ def test_a_server_that_closes_after_each_answer_is_measured():
     assert len(seen.latencies_ms) == 3
 
 
-def test_a_body_that_ends_with_the_connection_is_whole():
-    assert len(ask(Server([b"HTTP/1.1 200 OK\r\n\r\nhello"]), 3).latencies_ms) == 3
+@pytest.mark.parametrize("before", [[], [GOOD]], ids=["first", "after one of a length"])
+def test_a_body_that_ends_with_the_connection_is_whole(before):
+    seen = ask(Server([*before, b"HTTP/1.1 200 OK\r\n\r\nhello"]), 4)
+    assert len(seen.latencies_ms) == 4
+    assert not seen.failed, "the connection is not used again"
 
 
 def test_what_nobody_asked_is_no_answer():
