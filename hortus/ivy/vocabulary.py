@@ -41,9 +41,18 @@ _BERT = (
 )
 """tokenizer_class of those that transformers makes a BertNormalizer for, whatever tokenizer.json says of it."""
 
+_SPLITS = dict.fromkeys(_BERT, "BertPreTokenizer") | {"RobertaTokenizer": "ByteLevel"}
+"""tokenizer_class -> the pre_tokenizer that transformers makes for it, whatever tokenizer.json says."""
+
+_FRAMED = (*_SPLITS, "XLMRobertaTokenizer", "CamembertTokenizer", "DebertaV2Tokenizer")
+"""tokenizer_class of those that transformers puts one token before a text for and one after it, whatever tokenizer.json says."""
+
 _CLASSES = {"bert": "BertTokenizer", "distilbert": "BertTokenizer", "nomic_bert": "BertTokenizer"} | {
     "mpnet": "MPNetTokenizer",
     "deberta-v2": "DebertaV2Tokenizer",
+    "roberta": "RobertaTokenizer",
+    "xlm-roberta": "XLMRobertaTokenizer",
+    "camembert": "CamembertTokenizer",
 }
 """model_type -> the class where no file names one."""
 
@@ -52,25 +61,45 @@ _GENERIC = ("mistral", "modernbert")
 
 
 def as_told(inner: tokenizers.Tokenizer, folder: ModelFolder, settings: dict[str, Any]) -> tokenizers.Tokenizer:
-    """The tokenizer with do_lower_case, strip_accents and tokenize_chinese_chars of tokenizer_config.json (settings), as
-    transformers has it: for BERT's classes they, or where they are absent their defaults, win over tokenizer.json.
+    """The tokenizer as transformers makes it of the same files. A class of its own takes little but the vocabulary from
+    tokenizer.json: keys of tokenizer_config.json (settings), or where they are absent the class's defaults, win. These are
+    do_lower_case, strip_accents and tokenize_chinese_chars for BERT's, add_prefix_space for RoBERTa's.
 
-    StartError where lower-casing is told that is not that of the tokenizer's own kind of normalizer.
+    StartError where tokenizer.json splits or frames texts, or lower-cases, otherwise than the class and no key says so.
     """
     kind = str(folder.config.get("model_type"))
     named = settings.get("tokenizer_class") or folder.config.get("tokenizer_class") or _CLASSES.get(kind)
     name = str(named).removesuffix("Fast")
-    if kind in _GENERIC or name not in (*_BERT, "DebertaV2Tokenizer"):
+    if kind in _GENERIC or name not in _FRAMED:
         return inner
     file = folder.transformer / "tokenizer_config.json"
-    keys = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}
-    lower, strip, chinese = (settings.get(key, default) for key, default in keys.items())
-    for key, value in zip(keys, (lower, strip, chinese), strict=True):
-        if not isinstance(value, bool) and (value is not None or key != "strip_accents"):
+
+    def flag(key: str, default: bool | None) -> bool | None:
+        value = settings.get(key, default)
+        if not isinstance(value, bool) and (value is not None or default is not None):
             raise StartError(f"{file}: {key} must be true or false, not {value!r}")
-    whole = json.loads(inner.to_str())
-    was = whole["normalizer"]
-    if name in _BERT and was is not None and was["type"] == "BertNormalizer":
+        return value
+
+    split, splits = None, _SPLITS.get(name)
+    if splits is not None:
+        whole = json.loads(inner.to_str())
+        split = whole["pre_tokenizer"] or {"type": "none"}
+    if split is not None and split["type"] != splits:
+        raise _unlike(file, name, f"splits texts by {splits}", f"has the pre_tokenizer {split['type']}")
+    if (around := int(inner.num_special_tokens_to_add(False))) != 2:
+        raise _unlike(file, name, "puts a token before a text and one after it", f"adds {around} tokens to a text")
+    if name == "RobertaTokenizer" and split is not None:
+        told = {"add_prefix_space": flag("add_prefix_space", False), "use_regex": True}
+        if told.items() <= split.items():
+            return inner
+        return tokenizers.Tokenizer.from_str(json.dumps(whole | {"pre_tokenizer": split | told}))
+    if name not in (*_BERT, "DebertaV2Tokenizer"):
+        return inner
+    lower, strip, chinese = (
+        flag(key, default)
+        for key, default in (("do_lower_case", True), ("strip_accents", None), ("tokenize_chinese_chars", True))
+    )
+    if split is not None and (was := whole["normalizer"]) is not None and was["type"] == "BertNormalizer":
         told = {"clean_text": True, "handle_chinese_chars": chinese, "strip_accents": strip, "lowercase": lower}
         if told.items() <= was.items():
             return inner
@@ -84,6 +113,13 @@ def as_told(inner: tokenizers.Tokenizer, folder: ModelFolder, settings: dict[str
             "use tokenizer.json as it is"
         )
     return inner
+
+
+def _unlike(file: Path, name: str, theirs: str, ours: str) -> StartError:
+    return StartError(
+        f"{file.with_name('tokenizer.json')}: {ours}, but in transformers a {name} {theirs}, whatever is said there; make the "
+        f"two agree, or name PreTrainedTokenizerFast as tokenizer_class in {file.name} to use tokenizer.json as it is"
+    )
 
 
 def special_tokens(inner: tokenizers.Tokenizer, file: Path) -> tuple[int, int]:

@@ -88,6 +88,7 @@ def test_do_lower_case_is_applied_first(folder, tmp_path):
 
 
 def test_without_special_tokens_an_empty_text_is_refused_by_index(folder, tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
     bare = Tokenizer(_variant(folder, tmp_path, lambda data: data.update(post_processor=None)), max_tokens=4)
     for texts, index in ([""], 0), (["ok", ""], 1), (["a", " ", "b"], 1), (["a", "b", "\x00"], 2):
         with pytest.raises(InvalidInput, match=f"input {index} is empty") as caught:

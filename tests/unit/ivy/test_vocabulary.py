@@ -143,7 +143,7 @@ def bert_folder(path: Path, settings: dict, *, lowercase: bool = True, kind: str
     (path / "tokenizer_config.json").write_text(json.dumps(settings))
     (path / "config.json").write_text(json.dumps({"model_type": kind}))
     return ModelFolder(
-        path=path, name="m", revision=None, transformer=path, config={"model_type": kind, "vocab_size": 200}, modules=()
+        path=path, name="m", revision=None, transformer=path, config={"model_type": kind, "vocab_size": 300}, modules=()
     )
 
 
@@ -197,3 +197,66 @@ def test_lower_case_that_is_not_applied_is_refused(kind: str, lower: bool, tmp_p
     with pytest.raises(StartError, match="do_lower_case true"):
         vocabulary.as_told(inner, folder, told)
     assert vocabulary.as_told(inner, folder, {**told, "do_lower_case": False}) is inner
+
+
+def byte_level(prefix: bool) -> tokenizers.Tokenizer:
+    """RoBERTa's, a byte for a token."""
+    words = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())]
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE({w: i for i, w in enumerate(words)}, []))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+    inner.post_processor = tokenizers.processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    inner.add_special_tokens(words[:5])
+    return inner
+
+
+def framed(single: str) -> dict:
+    around = {"special_tokens": [("[CLS]", 2), ("[SEP]", 3)]}
+    return json.loads(tokenizers.processors.TemplateProcessing(single=single, **around).__getstate__())
+
+
+PLAIN = {"tokenizer_class": "PreTrainedTokenizerFast"}
+WORDS_APART = {"pre_tokenizer": {"type": "WhitespaceSplit"}}
+PIPELINES: list[tuple[str, dict, dict, str | None]] = [
+    (
+        "bert",
+        {},
+        {"post_processor": None},
+        r"tokenizer\.json: adds 0 tokens to a text, but in transformers a BertTokenizer",
+    ),
+    ("bert", {}, {"post_processor": framed("[CLS] $A")}, "adds 1 tokens"),
+    (
+        "bert",
+        {},
+        WORDS_APART,
+        "has the pre_tokenizer WhitespaceSplit, .* BertTokenizer splits texts by BertPreTokenizer",
+    ),
+    ("mpnet", {}, {"pre_tokenizer": None}, "has the pre_tokenizer none, .* MPNetTokenizer"),
+    ("bert", PLAIN, {"post_processor": framed("[CLS] $A")} | WORDS_APART, None),
+    ("roberta", {}, {"post_processor": None}, "adds 0 tokens to a text, .* a RobertaTokenizer"),
+    ("roberta", {}, WORDS_APART, "RobertaTokenizer splits texts by ByteLevel"),
+    ("roberta", {"add_prefix_space": 1}, {}, r"tokenizer_config\.json: add_prefix_space must be true or false, not 1"),
+    ("roberta", {}, {}, None),
+    ("roberta", {"add_prefix_space": True}, {}, None),
+    ("roberta", {"add_prefix_space": True, **PLAIN}, {}, None),
+]
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+@pytest.mark.parametrize(("kind", "told", "edit", "refused"), PIPELINES)
+def test_splitting_and_framing_are_what_transformers_makes_of_the_files_or_are_refused(
+    kind: str, told: dict, edit: dict, refused: str | None, prefix: bool, tmp_path: Path
+) -> None:
+    """A class of its own takes little but the vocabulary from tokenizer.json."""
+    transformers = pytest.importorskip("transformers")
+    folder = bert_folder(tmp_path, told, kind=kind)
+    if kind == "roberta":
+        byte_level(prefix).save(str(tmp_path / "tokenizer.json"))
+    whole = json.loads((tmp_path / "tokenizer.json").read_text()) | edit
+    (tmp_path / "tokenizer.json").write_text(json.dumps(whole))
+    if refused is not None:
+        with pytest.raises(StartError, match=refused):
+            Reader(folder)
+        return
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path), Reader(folder)
+    for text in ("the cat", " the cat's", "a, b", "x"):
+        assert ours.encode([text]).ids.tolist() == theirs(text)["input_ids"], text
