@@ -70,6 +70,11 @@ class ModelFolder:
     late: late.Late | None = None
     """How a late-interaction model reads its texts; None for others."""
 
+    @property
+    def prompts_apart(self) -> bool:
+        """A prompt's tokens are to be left out of pooling: not supported, so such a model may have no prompts."""
+        return any(m.kind == "Pooling" and m.config.get("include_prompt", True) is False for m in self.modules)
+
 
 @contextmanager
 def readable(where: Path | str) -> Iterator[None]:

@@ -132,6 +132,11 @@ class Embedder:
         prompts = templates.Prompts(folder.prompts, folder.default_prompt_name, pair, folder.adapters)
         if self._config.templates is not None:
             prompts = templates.read(self._config.templates, prompts)
+            if folder.prompts_apart and any(prompts.texts.values()):
+                raise StartError(
+                    f"--templates {self._config.templates}: [prompts] for a model that leaves a prompt's tokens out of pooling "
+                    "(include_prompt false in its Pooling's config.json), which is not supported"
+                )
         architecture = str((folder.config.get("architectures") or [""])[0])
         if self.info.kind == "classify" and prompts.pair is None and architecture.endswith("ForCausalLM"):
             raise StartError(
@@ -199,19 +204,24 @@ class Embedder:
         instruction: str | None = None,
         field: str = "documents",
     ) -> Tokens:
-        """Pairs as the model reads them; one query may stand for all. InvalidInput, TooLong."""
+        """Pairs as the model reads them; one query may stand for all. InvalidInput, TooLong.
+
+        Where the tokenizer frames them, the model's default prompt goes before the query, as with a CrossEncoder.
+        """
         begin = time.perf_counter()
         self.count(len(documents), field)
         pair = self.prompts.pair
         if instruction is not None and (pair is None or not pair.takes_instruction()):
             raise InvalidInput("this model takes no `instruction` with a pair", param="instruction")
+        prompt = self.prompts.choose(None) if pair is None else ""
+        if most_query is not None and (pair is not None or prompt):
+            queries, most_query = await self.tokenizer.shorten(queries, most_query), None
         if pair is None:
+            queries = [prompt + q for q in queries] if prompt else queries
             batch = await self.tokenizer.pairs(
                 queries, documents, truncate=truncate, most_left=most_query, most_right=most_document, field=field
             )
             return self._tokens(batch, begin, field)
-        if most_query is not None:
-            queries = await self.tokenizer.shorten(queries, most_query)
         if most_document is not None:
             documents = await self.tokenizer.shorten(documents, most_document)
         queries = queries * len(documents) if len(queries) == 1 else queries

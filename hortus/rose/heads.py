@@ -145,7 +145,7 @@ def _pooling(module: Module, folder: ModelFolder, hidden: int) -> tuple[str, ...
     width = config.get("embedding_dimension", config.get("word_embedding_dimension", hidden))
     if width != hidden:
         raise StartError(f"{at}: pools {width} values a token, but the model has {hidden}")
-    if config.get("include_prompt", True) is False and any(folder.prompts.values()):
+    if folder.prompts_apart and any(folder.prompts.values()):
         raise StartError(f"{at}: include_prompt false (leave a prompt's tokens out of pooling) is not supported")
     if unknown := [k for k, on in config.items() if k.startswith("pooling_mode_") and on and k not in _FLAGS]:
         raise StartError(f"{at}: {unknown[0]} is not known; known: {', '.join(_FLAGS)}")

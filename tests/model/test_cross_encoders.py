@@ -77,6 +77,19 @@ async def test_rerankers(family: str, minilm_path: Path, tmp_path: Path) -> None
     await same(tmp_path, made(family, minilm_path, tmp_path))
 
 
+async def test_a_default_prompt_goes_before_the_query(minilm_path: Path, tmp_path: Path) -> None:
+    """As in sentence-transformers, which saves it; of a query that is cut the prompt stays whole."""
+    plain = made("Bert", minilm_path, tmp_path / "plain")
+    before = await same(tmp_path / "plain", plain)
+    peer = CrossEncoder(str(tmp_path / "plain"), device="cpu", prompts={"q": "find me: "}, default_prompt_name="q")
+    peer.save_pretrained(str(tmp_path / "saved"))
+    rows = await same(tmp_path / "saved", peer)
+    assert all(np.abs(a - b).max() > 1e-3 for a, b in zip(before, rows, strict=True))
+    cut = await scored(opened(tmp_path / "saved", "auto"), "a much longer question", DOCUMENTS, raw=True, most_query=2)
+    want = peer.predict([("a much", d) for d in DOCUMENTS], activation_fn=torch.nn.Identity())
+    assert np.abs(cut.values - want).max() < 1e-5 * max(1.0, np.abs(want).max())
+
+
 async def test_token_types_that_no_file_counts(minilm_path: Path, tmp_path: Path) -> None:
     """Without type_vocab_size in config.json BERT has two, and the second text of a pair is of the second."""
     peer = made("Bert", minilm_path, tmp_path)

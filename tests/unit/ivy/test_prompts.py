@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from models_stubs import client, post, sequences
+
+from hortus.errors import StartError
+from hortus.folder import Module
 
 pytestmark = pytest.mark.usefixtures("tokenizer_read_once")
 LONG = "word " * 100
@@ -38,6 +43,21 @@ async def test_templates_are_added_and_reloaded(folder, tmp_path):
         assert (await post(gateway, "/embed", inputs="hi", prompt_name="shout")).status == 200, (
             "a wrong file changes nothing"
         )
+
+
+async def test_templates_for_a_model_that_pools_without_its_prompt(folder, tmp_path):
+    """It could be served as long as it had no prompt; one given from outside is refused as its own would be."""
+    file = tmp_path / "templates.toml"
+    file.write_text('[prompts]\nquery = ""\n')
+    modules = (Module("Transformer", tmp_path, {}), Module("Pooling", tmp_path, {"include_prompt": False}))
+    without = replace(folder, modules=modules, prompts={})
+    gateway = client(without, templates=str(file))
+    file.write_text('[prompts]\nquery = "find: "\n')
+    with pytest.raises(StartError, match=r"--templates .*include_prompt false"):
+        client(without, templates=str(file))
+    gateway.app.reload()
+    await post(gateway, "/embed", inputs="hi", prompt_name="query")
+    assert sequences(gateway.encoder.batches[-1]) == [[101, 7632, 102]]
 
 
 async def test_a_pair_template_makes_one_text(folder, tmp_path):
