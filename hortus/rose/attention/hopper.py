@@ -3,7 +3,7 @@
 The package launches a program for each tile of queries. Short sequences make many short programs, one on a multiprocessor at a
 time, and each begins with nothing to compute: it looks up which tile is its own, and waits for its first keys. Here there are
 as many programs as multiprocessors, each goes on to the tile so many further, and its loading warp is there already while the
-others finish the last: 25 sequences of 512 tokens, 16 heads of 128, 142 -> 115 us a call, 100 of 128 tokens 93 -> 52, one of
+others finish the last: 25 sequences of 512 tokens, 16 heads of 128, 141 -> 115 us a call, 100 of 128 tokens 93 -> 52, one of
 4,096 221 -> 218 (one H200). The package's loops are written for that; what it lacks is room for a tile's output beside the
 next one's queries, which it keeps in the same place.
 
