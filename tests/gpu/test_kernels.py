@@ -180,7 +180,8 @@ def test_embeddings(hidden, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("q_heads", "kv_heads", "head_dim"), [(16, 8, 128), (32, 8, 128), (12, 12, 64), (3, 1, 64), (3, 1, 256)]
+    ("q_heads", "kv_heads", "head_dim"),
+    [(16, 8, 128), (32, 8, 128), (5, 1, 128), (12, 12, 64), (3, 1, 64), (3, 1, 256)],
 )
 @pytest.mark.parametrize(("norm", "biased"), [(True, False), (True, True), (False, False)])
 @pytest.mark.parametrize("tokens", [3] if INTERPRETED else [1, 67, 256, 1536, 2000])

@@ -111,7 +111,12 @@ class Rotary:
 
     def __init__(self, cos: Tensor, sin: Tensor) -> None:
         self.cos, self.sin = cos, sin
-        self._table = quack.angles(cos, sin) if _may_turn(cos) else None
+        self._table: Tensor | None = None
+
+    def keep_rows(self) -> None:
+        """A product turns by rows of angles: they are kept, and looked up for each step."""
+        if self._table is None:
+            self._table = quack.angles(self.cos, self.sin)
 
     def at(self, positions: Tensor) -> Angles:
         if self._table is None or positions.shape[0] < MANY_TURNED:
@@ -154,6 +159,8 @@ class Turned:
         if fits and self.q_norm is not None and self.k_norm is not None and _may_turn(rotary.cos):
             each = torch.cat([self.q_norm.repeat(heads), self.k_norm.repeat(kv_heads)]).float()
             self._whole = quack.turned(self.weight, each, eps)
+        if self._whole is not None:
+            rotary.keep_rows()
 
     def __call__(self, x: Tensor, angles: Angles) -> Tensor:
         if angles.rows is not None and self._whole is not None and quack.fill(x.shape[0], self.weight.shape[0]):

@@ -92,16 +92,32 @@ def test_programs_go_on_from_tile_to_tile_where_tiles_are_alike() -> None:
     assert [fa4.goes_on(300, n, 16, causal=True) for n in (256, 257)] == [False, True], "another kernel, and only one"
 
 
-@pytest.mark.parametrize(("dtype", "hidden", "taken"), [("bfloat16", 64, 1), ("float32", 64, 0), ("bfloat16", 60, 0)])
-def test_the_product_that_turns_is_for_two_bytes_and_aligned_rows(monkeypatch, dtype, hidden, taken) -> None:
-    """It rounds angles to halves, and products of float32 to less: its proof would let both pass."""
+@pytest.mark.parametrize(
+    ("dtype", "hidden", "normed", "taken"),
+    [("bfloat16", 64, True, 1), ("float32", 64, True, 0), ("bfloat16", 60, True, 0), ("bfloat16", 64, False, 0)],
+)
+@pytest.mark.parametrize("works", [True, False])
+def test_the_product_that_turns_is_for_two_bytes_and_aligned_rows(
+    monkeypatch, dtype, hidden, normed, taken, works
+) -> None:
+    """It rounds angles to halves, and products of float32 to less, and its proof would let both pass. No other reads its rows."""
     asked: list[torch.Tensor] = []
+
+    def turned(weight: torch.Tensor, norm: torch.Tensor, eps: float) -> object:
+        asked.append(weight)
+        return print if works else None
+
     monkeypatch.setattr(heads, "_may_turn", lambda cos: True)
-    monkeypatch.setattr(quack, "turned", lambda weight, norm, eps: asked.append(weight))
-    norm = torch.ones(128, dtype=getattr(torch, dtype))
+    monkeypatch.setattr(quack, "turned", turned)
+    norm = torch.ones(128, dtype=getattr(torch, dtype)) if normed else None
     rotary = heads.Rotary(torch.ones(8, 64), torch.zeros(8, 64))
-    heads.Turned(norm.new_ones(4 * 128, hidden), None, norm, norm, rotary, 2, 1, 1e-6, linear.plain)
+    weight = torch.ones(4 * 128, hidden, dtype=getattr(torch, dtype))
+    heads.Turned(weight, None, norm, norm, rotary, 2, 1, 1e-6, linear.plain)
     assert len(asked) == taken
+    rows = rotary.at(torch.zeros(heads.MANY_TURNED, dtype=torch.int32)).rows
+    assert (rows is not None) == bool(taken and works)
+    assert rows is None or rows.shape == (heads.MANY_TURNED, 256)
+    assert rotary.at(torch.zeros(heads.MANY_TURNED - 1, dtype=torch.int32)).rows is None
 
 
 def kernels(
