@@ -37,7 +37,7 @@ def load_engine(folder: ModelFolder, config: Config, metrics: Metrics) -> Engine
             f"the engine needs the package {e.name}: pip install 'hortus[cpu]' (or 'hortus[gpu]')"
         ) from None
     with readable(folder.path):
-        return open_engine(folder, config.rose, metrics)
+        return open_engine(folder, config.rose, metrics, most_tokens=config.tulip.max_batch_tokens or 0)
 
 
 def open_model(model: str, served_name: str | None, rose: RoseConfig, *, weights: bool) -> ModelFolder:

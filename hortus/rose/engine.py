@@ -40,8 +40,13 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 WITH_BIAS = "it adds a bias to attention scores, which no fused backend here does"
 
 
-def open_engine(folder: ModelFolder, config: RoseConfig, metrics: Metrics | None = None) -> Engine:
-    """The folder's model, loaded and proved by one step. Takes seconds. Raises StartError, which says what to change."""
+def open_engine(
+    folder: ModelFolder, config: RoseConfig, metrics: Metrics | None = None, *, most_tokens: int = 0
+) -> Engine:
+    """The folder's model, loaded and proved by steps. Takes seconds. Raises StartError, which says what to change.
+
+    most_tokens: of the batches that it will be given; 0: as it advises.
+    """
     device, dtype, family, spec = _chosen(folder, config)
     torch.set_num_threads(config.threads or usable_cores())
     unseen = _unseen(folder, config.kind)
@@ -61,7 +66,7 @@ def open_engine(folder: ModelFolder, config: RoseConfig, metrics: Metrics | None
     network.capturable = _capturable(attention, config)
     info = _info(folder, spec, network, _in_words(config.dtype, dtype), device, attention)
     engine = _engine(network, info, config, metrics, device)
-    prove(engine)
+    prove(engine, most_tokens)
     give_up_workers()
     return engine
 
@@ -243,7 +248,7 @@ def _engine(
     return GpuEngine(network, info, config, metrics)
 
 
-def prove(engine: CpuEngine | GpuEngine) -> None:
+def prove(engine: CpuEngine | GpuEngine, most_tokens: int = 0) -> None:
     """Run three sequences and look at the rows, then steps of all sizes: a model that cannot give numbers must not start."""
     info = engine.info
     lengths = [min(n, info.max_tokens) for n in (1, 16, 5)]
@@ -251,7 +256,7 @@ def prove(engine: CpuEngine | GpuEngine) -> None:
     try:
         rows = engine.step(batch).result()
         if not isinstance(engine, CpuEngine):
-            engine.rehearse()
+            engine.rehearse(most_tokens)
     except RequestError as e:
         engine.close()
         raise StartError(f"{info.name}: the first step failed: {e}") from e

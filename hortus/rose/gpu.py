@@ -39,10 +39,12 @@ Both: docs/decisions/011-gpu-large-steps.md."""
 REHEARSED = (
     *((tokens, 1) for tokens in (16, 64, 128, 256, 320, 512, 1024, 2048, BATCH_TOKENS)),
     *((BATCH_TOKENS, sequences) for sequences in (8, 32, 300)),
-    *((PIECE_TOKENS, sequences) for sequences in (1, 32, 128)),
+    (PIECE_TOKENS, 1),
 )
-"""(tokens, sequences) of steps that between them run every kernel of a batch and of a piece: where one takes over from another
-stands in kernels/skinny.py, dense.py, quack.py, attend.py, rms.py, pooling.py and attention/fa4.py."""
+"""(tokens, sequences) of steps that between them run every kernel of a batch, and of a text that is longer: where one takes over
+from another stands in kernels/skinny.py, dense.py, quack.py, attend.py, rms.py, pooling.py and attention/fa4.py."""
+PIECES = ((PIECE_TOKENS, 32), (PIECE_TOKENS, 128))
+"""The same of larger batches, where those are asked for (--max-batch-tokens)."""
 
 
 class GpuEngine:
@@ -163,12 +165,14 @@ class GpuEngine:
         log.error("a step failed: %s: %s", type(e).__name__, e)
         return EngineError(f"the step failed: {e}")
 
-    def rehearse(self) -> None:
-        """Run a step of each size in REHEARSED, for its kernels to be compiled before somebody waits for them: seconds, the first
-        time on a machine. EngineError when one fails; one that does not fit the memory is passed over.
+    def rehearse(self, most_tokens: int = 0) -> None:
+        """Run a step of each size that will come, for its kernels to be compiled before somebody waits for them: seconds.
+        EngineError when one fails; from one that does not fit the memory on they are passed over.
+
+        most_tokens: of a batch; 0: as advised.
         """
         begin = time.perf_counter()
-        for tokens, sequences in REHEARSED:
+        for tokens, sequences in REHEARSED + (PIECES if most_tokens > BATCH_TOKENS else ()):
             if tokens > self._piece_tokens:
                 continue
             sequences = max(sequences, -(-tokens // self._info.max_tokens))

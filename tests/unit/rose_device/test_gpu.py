@@ -1,5 +1,6 @@
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,10 +9,12 @@ from fake_device import FakeDevice, FakeNetwork, expected, random_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hortus.config import RoseConfig
+from hortus.config import Config, RoseConfig, TulipConfig
+from hortus.engines import load_engine
 from hortus.errors import EngineError, OutOfMemory, StartError
 from hortus.metrics import Metrics
-from hortus.rose.gpu import REHEARSED, GpuEngine
+from hortus.rose import engine as rose
+from hortus.rose.gpu import BATCH_TOKENS, PIECES, REHEARSED, GpuEngine
 from hortus.types import ModelInfo
 
 INFO = ModelInfo(name="fake", width=4, max_tokens=8192, vocab_size=1000)
@@ -223,13 +226,25 @@ def test_warm_captures_at_start(rng):
         make(warm="2y64")
 
 
-def test_a_rehearsal_runs_all_sizes_once(rng):
+@pytest.mark.parametrize(
+    ("most", "sizes"), [(0, REHEARSED), (BATCH_TOKENS, REHEARSED), (BATCH_TOKENS + 1, REHEARSED + PIECES)]
+)
+def test_a_rehearsal_runs_all_sizes_once(rng, most, sizes):
     engine, _ = make()
-    engine.rehearse()
-    assert counts(engine) == {"eager": len(REHEARSED), "capture": 0, "replay": 0}
-    assert engine.metrics.tokens._value.get() == sum(tokens for tokens, _ in REHEARSED)
+    engine.rehearse(most)
+    assert counts(engine) == {"eager": len(sizes), "capture": 0, "replay": 0}
+    assert engine.metrics.tokens._value.get() == sum(tokens for tokens, _ in sizes)
     engine.step(random_batch(rng, [70])).result()
     assert counts(engine)["capture"] == 1, "a size that was rehearsed is captured at its first hit"
+
+
+@pytest.mark.parametrize("asked", [None, 8192])
+def test_a_server_rehearses_the_batches_it_makes(monkeypatch, tmp_path, asked):
+    told = []
+    monkeypatch.setattr(rose, "open_engine", lambda *given, most_tokens: told.append(most_tokens))
+    config = Config(tulip=TulipConfig(max_batch_tokens=asked))
+    load_engine(SimpleNamespace(path=tmp_path), config, Metrics())
+    assert told == [asked or 0]
 
 
 def test_a_rehearsal_keeps_to_what_the_engine_takes():

@@ -14,7 +14,7 @@ from hortus.bench import tiles
 from hortus.bench.tiles import ROOM as MOST
 from hortus.bench.tiles import Product, cut, neighbours
 from hortus.rose.attention import fa4
-from hortus.rose.gpu import BATCH_TOKENS, PIECE_TOKENS, REHEARSED
+from hortus.rose.gpu import BATCH_TOKENS, PIECE_TOKENS, PIECES, REHEARSED
 from hortus.rose.kernels import PROCESSORS, attend, dense, heads, launch, linear, pooling, quack, rms, skinny
 from hortus.rose.kernels.skinny import Tile
 
@@ -156,12 +156,19 @@ SHAPES = {
 }
 
 
+SEQUENCES = (1, 2, 8, 32, 128, 256, 257, 1024)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_rehearsal_meets_every_kernel(shape: str) -> None:
-    """So that nobody waits for a compiler: see GpuEngine.rehearse."""
-    met = {str(k) for tokens, sequences in REHEARSED for k in kernels(tokens, sequences, *SHAPES[shape])}
-    sizes = (*range(1, BATCH_TOKENS), *range(BATCH_TOKENS, PIECE_TOKENS + 1, 128))
-    for tokens, sequences in itertools.product(sizes, (1, 2, 8, 32, 128, 256, 257, 1024)):
+@pytest.mark.parametrize("most", [BATCH_TOKENS, PIECE_TOKENS])
+def test_a_rehearsal_meets_every_kernel(shape: str, most: int) -> None:
+    """So that nobody waits for a compiler: see GpuEngine.rehearse. A text by itself may be longer than a batch."""
+    rehearsed = REHEARSED + (PIECES if most > BATCH_TOKENS else ())
+    met = {str(k) for tokens, sequences in rehearsed for k in kernels(tokens, sequences, *SHAPES[shape])}
+    sizes = [*itertools.product(range(1, BATCH_TOKENS + 1), SEQUENCES)]
+    larger = range(BATCH_TOKENS, PIECE_TOKENS + 1, 128)
+    sizes += itertools.product(larger, SEQUENCES if most > BATCH_TOKENS else (1,))
+    for tokens, sequences in sizes:
         for kernel in map(str, kernels(tokens, min(sequences, tokens), *SHAPES[shape])):
             assert kernel in met, f"{tokens} tokens in {sequences} sequences run {kernel}, which no rehearsal does"
 
