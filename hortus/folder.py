@@ -67,6 +67,8 @@ class ModelFolder:
     """What a CrossEncoder's files say its scores are of the logit, such as Sigmoid or Identity; None: they do not say."""
     adapters: tuple[str, ...] = ()
     """Tasks that the model has an adapter of its own for (jina-embeddings-v3). A token of type n is read with number n - 1."""
+    tokenizer: dict[str, Any] = field(default_factory=dict)
+    """Keys that win over those of tokenizer_config.json: sentence_bert_config.json's processor_kwargs."""
     late: late.Late | None = None
     """How a late-interaction model reads its texts; None for others."""
 
@@ -194,6 +196,9 @@ def _describe(path: Path, name: str, max_length: int | None) -> ModelFolder:
     names = config.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
         raise StartError(f"{transformer / 'config.json'}: architectures must be a list of names, not {names!r:.80}")
+    # Without modules.json sentence-transformers makes its own modules and does not read this file.
+    settings = transformer_settings(transformer) if modules else {}
+    config |= _arguments(settings, "config_kwargs", "config_args")
     described = read_json(path / "config_sentence_transformers.json")
     if (sort := described.get("model_type", "SentenceTransformer")) not in SORTS:
         raise StartError(f"{path}: a {sort} of sentence-transformers; supported: {', '.join(SORTS)}")
@@ -208,8 +213,6 @@ def _describe(path: Path, name: str, max_length: int | None) -> ModelFolder:
         )
     adapters, instructions = adapters_of(config)
     prompts = instructions | prompts
-    # Without modules.json sentence-transformers makes its own modules and does not read this file.
-    settings = transformer_settings(transformer) if modules else {}
     kind = kind_of(config, modules, sort)
     reads = None
     if late.is_late(config, described):
@@ -248,6 +251,7 @@ def _describe(path: Path, name: str, max_length: int | None) -> ModelFolder:
         kind=kind,
         activation=activation_of(config, described) if kind == "classify" else None,
         adapters=adapters,
+        tokenizer=_tokenizer_arguments(settings),
         late=reads,
     )
 
@@ -373,8 +377,26 @@ def transformer_settings(transformer: Path) -> dict[str, Any]:
             output = text.get("method_output_name")
             if output not in (_TASKS[task][1], None):
                 raise StartError(f"{transformer / name}: method_output_name {output!r} is not supported")
+            called = found.get("processing_kwargs") or {}
+            for key in {**(called.get("common") or {}), **(called.get("text") or {})}:
+                if key not in ("padding", "padding_side", "pad_to_multiple_of", "return_tensors"):
+                    raise StartError(f"{transformer / name}: {key} in processing_kwargs is not supported")
             return found
     return {}
+
+
+def _arguments(settings: dict[str, Any], *names: str) -> dict[str, Any]:
+    """What sentence_bert_config.json (settings) gives from_pretrained besides the folder, by the first of its names that there
+    is; StartError."""
+    name = next((name for name in names if settings.get(name)), None)
+    found: dict[str, Any] = {} if name is None else settings[name]
+    if not isinstance(found, dict):
+        raise StartError(f"sentence_bert_config.json: {name} must map names to values, not {found!r:.80}")
+    return found
+
+
+def _tokenizer_arguments(settings: dict[str, Any]) -> dict[str, Any]:
+    return _arguments(settings, "processor_kwargs", "tokenizer_args")
 
 
 def length_limit(config: dict[str, Any], settings: dict[str, Any], tokenizer: dict[str, Any]) -> tuple[int, str]:
@@ -393,8 +415,7 @@ def length_limit(config: dict[str, Any], settings: dict[str, Any], tokenizer: di
             1 if config["model_type"] == "mpnet" else config.get("pad_token_id")
         )  # MPNet's code says 1, whatever is said
         positions -= (pad if isinstance(pad, int) else 1) + 1
-    arguments = settings.get("processor_kwargs") or settings.get("tokenizer_args") or {}
-    found = []
+    found, arguments = [], _tokenizer_arguments(settings)
     if (wanted := number(arguments.get("model_max_length"))) or (wanted := number(settings.get("max_seq_length"))):
         found.append((wanted, "sentence_bert_config.json"))
     elif wanted := number(tokenizer.get("model_max_length")):

@@ -55,7 +55,7 @@ class Reader:
         StartError when it cannot serve."""
         self._config = folder.config
         self._file = folder.transformer / "tokenizer.json"
-        self._settings = settings = read_json(folder.transformer / "tokenizer_config.json")
+        self._settings = settings = read_json(folder.transformer / "tokenizer_config.json") | folder.tokenizer
         self._inner = vocabulary.as_told(vocabulary.load(self._file), folder, settings)
         if vocabulary.wants_lower_case(folder):
             self._inner.normalizer = vocabulary.lower_first(self._inner.normalizer)

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling  # noqa: E402
 from torch import nn  # noqa: E402
 
+import hortus  # noqa: E402
 from hortus.config import RoseConfig  # noqa: E402
 from hortus.errors import StartError  # noqa: E402
 from hortus.folder import open_folder  # noqa: E402
@@ -97,6 +98,48 @@ def copy(tiny: Path, tmp_path: Path) -> Path:
 
 def want(tiny: Path, open_ours: Any) -> Any:
     return open_ours(tiny).encode(TEXTS)
+
+
+LEFT_NINE = {"truncation_side": "left", "model_max_length": 9}
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"config_kwargs": {"hidden_act": "relu", "layer_norm_eps": 0.1}},
+        {"config_args": {"hidden_act": "relu"}},
+        {"processor_kwargs": LEFT_NINE},
+        {"tokenizer_args": LEFT_NINE},
+        {"processor_kwargs": {"do_lower_case": False}},
+        {"processing_kwargs": {"text": {"padding": "longest"}, "chat_template": {"add_generation_prompt": True}}},
+    ],
+    ids=json.dumps,
+)
+def test_arguments_in_sentence_bert_config(told: dict[str, Any], tiny: Path, copy: Path, peer: Any) -> None:
+    """What it gives from_pretrained besides the folder wins over config.json and tokenizer_config.json."""
+    file = copy / "sentence_bert_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | told))
+    with hortus.Engine(str(copy), device="cpu", threads=1) as engine:
+        got = np.asarray(engine.embed(TEXTS, truncate=True))
+    assert np.abs(got - peer(copy).encode(TEXTS)).max() < 1e-5
+    assert "processing_kwargs" in told or np.abs(got - peer(tiny).encode(TEXTS)).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        (
+            {"processing_kwargs": {"text": {"add_special_tokens": False}}},
+            "add_special_tokens in processing_kwargs is not",
+        ),
+        ({"config_args": ["relu"]}, "config_args must map names to values"),
+    ],
+)
+def test_arguments_in_sentence_bert_config_that_are_refused(told: dict[str, Any], why: str, copy: Path) -> None:
+    file = copy / "sentence_bert_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | told))
+    with pytest.raises(StartError, match=rf"sentence_bert_config\.json: {why}"):
+        open_folder(str(copy))
 
 
 @pytest.mark.parametrize("prefix", ["bert.", "model.", "0.auto_model.", "roberta."])

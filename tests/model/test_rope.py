@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,23 @@ def test_tables_are_transformers(way: str, spelt: str) -> None:
     # An angle of some thousands of radians has an error of 2e-4 in float32 once its frequency is off by one bit.
     np.testing.assert_allclose(cos, angle.cos() * grown, atol=1e-6)
     np.testing.assert_allclose(sin, angle.sin() * grown, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Gemma3Text", "ModernBert"])
+@pytest.mark.parametrize("theta", [{}, {"rope_theta": 700.0}])
+def test_rope_scaling_added_to_a_file_of_transformers_5(family: str, theta: dict[str, Any]) -> None:
+    """As model cards have it for longer texts. Where layers are of two kinds each has an entry of its own."""
+    each = {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0}
+    kinds = ("full_attention", "sliding_attention") if family != "Llama" else ("",)
+    told = {"rope_parameters": {kind: dict(each) for kind in kinds} if kinds[0] else each, "rope_scaling": YARN | theta}
+    sizes = {"hidden_size": 512, "num_attention_heads": 4, "head_dim": 128, "max_position_embeddings": 40960}
+    theirs = getattr(transformers, family + "Config")(**sizes, **json.loads(json.dumps(told)))
+    for kind in kinds:
+        said = theirs.rope_parameters[kind] if kind else theirs.rope_parameters
+        # Gemma's reader leaves a rope_scaling to the layers that see all.
+        ours = told | ({"rope_scaling": None} if family == "Gemma3Text" and kind == kinds[1] else {})
+        got = read_rope({**sizes, **ours}, 10_000.0, 128, layers=kind)
+        assert (got.theta, got.way.factor) == (said["rope_theta"], said["factor"])
 
 
 @pytest.mark.parametrize(

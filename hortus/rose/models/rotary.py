@@ -91,12 +91,16 @@ def read_rope(
 ) -> Rope:
     """What config.json says: rope_parameters (transformers 5), or `key` and rope_scaling (4). StartError names what we lack.
 
+    Of both, rope_scaling wins: model cards have it added for longer texts, whoever saved the file. It takes the place of
+    rope_parameters, theta and all; where each kind of layer has an entry, of its keys.
+
     default: theta where nothing is said. layers: the entry of rope_parameters, where each kind of layer has one. kinds: those
     that the family may say.
     """
     whose = f"config.json of {config.get('model_type')}"
     ours = _entry(config, "rope_parameters", whose)
-    rope = _entry(config, "rope_scaling", whose) | (_entry(ours, layers, whose) if layers else ours)
+    scaling = _entry(config, "rope_scaling", whose)
+    rope = _entry(ours, layers, whose) | scaling if layers else scaling or ours
     said = _Said(rope, whose)
     theta = said.number(key, rope.get("rope_theta", config.get(key, default)))
     if rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0:
