@@ -98,7 +98,6 @@ class Fa4Attention:
 
     def __init__(self, heads: Heads) -> None:
         self._hopper = torch.cuda.get_device_capability()[0] == 9
-        self._changed = self._hopper and _changed()
         self._forward = _forward()
         self._heads, self._options = heads, _options(heads)
         self._cu: Tensor | None = None
@@ -113,15 +112,42 @@ class Fa4Attention:
         if self._hopper:
             size = q.shape[0], self._cu.shape[0] - 1
             cut = tile(*size, h.heads, h.head_dim)
-            many = self._changed and cut != SMALL and goes_on(*size, h.heads, causal=h.causal)
+            many = _ours() and cut != SMALL and goes_on(*size, h.heads, causal=h.causal)
             options = options | {"tile_mn": cut, "num_threads": GOES_ON if many else ONE_TILE}
-        out: Tensor = self._forward(q, k, v, cu_seqlens_q=self._cu, cu_seqlens_k=self._cu, **options)[0]
+        try:
+            out: Tensor = self._forward(q, k, v, cu_seqlens_q=self._cu, cu_seqlens_k=self._cu, **options)[0]
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as e:
+            # What fails in a capture says nothing: it has run before.
+            if not self._hopper or torch.cuda.is_current_stream_capturing() or not _given_up(e):
+                raise
+            return self.run(q, k, v)
         return out
 
 
 GOES_ON, ONE_TILE = 512, 384
 """What to give as num_threads, to say which programs are wanted: the one argument that makes the package compile another kernel
 and that its Hopper kernel otherwise does not heed, since it counts its threads itself."""
+
+
+_failed: list[str] = []
+"""How our form of the Hopper kernel failed, which is then used no more."""
+
+
+def _ours() -> bool:
+    return not _failed and _changed()
+
+
+def _given_up(e: Exception) -> bool:
+    """Whether it was our form that failed, and the package's own stands in its place now: another version may look the same from
+    outside, and be compiled only when it is first called."""
+    if not _ours():
+        return False
+    _failed.append(f"{type(e).__name__}: {e}")  # not the exception itself, which would hold the step's tensors
+    importlib.import_module("hortus.rose.attention.hopper").undo()
+    log.warning("FlashAttention 4 is used as it is, its kernel changed by us fails: %s", _failed[-1])
+    return True
 
 
 @functools.cache

@@ -102,3 +102,7 @@ def use() -> None:
     for name in ("load", "kernel", "_get_shared_storage_cls"):
         getattr(package, name)
     interface.FlashAttentionForwardSm90 = Hopper
+
+
+def undo() -> None:
+    interface.FlashAttentionForwardSm90 = FlashAttentionForwardSm90

@@ -81,7 +81,9 @@ def package(monkeypatch):
     )
     monkeypatch.delitem(sys.modules, "hortus.rose.attention.hopper", raising=False)
     fa4._changed.cache_clear()
+    fa4._failed.clear()
     yield sys.modules["flash_attn.cute.interface"], told
+    fa4._failed.clear()
     fa4._changed.cache_clear()
     sys.modules.pop("hortus.rose.attention.hopper", None)
 
@@ -155,6 +157,37 @@ def test_a_package_that_looks_otherwise_is_left_alone(package, name, caplog, mon
         assert not fa4._changed()
     assert interface.FlashAttentionForwardSm90 is Kernel
     assert "neither launched early" in caplog.text
+
+
+@pytest.mark.parametrize("fault", ["compiling ours", "memory", "capture", "all"])
+def test_a_kernel_that_fails_only_when_called_gives_way_to_the_packages(package, monkeypatch, caplog, fault):
+    interface, _ = package
+    asked: list[int] = []
+
+    def forward(q: Any, k: Any, v: Any, *, num_threads: int, **options: Any) -> tuple[str]:
+        asked.append(num_threads)
+        if fault == "memory":
+            raise torch.OutOfMemoryError("full")
+        if fault == "all" or interface.FlashAttentionForwardSm90 is not Kernel:
+            raise ValueError("mma() has no sO")
+        return ("attended",)
+
+    interface._flash_attn_fwd = forward
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: fault == "capture")
+    first, second = (fa4.Fa4Attention(Heads(heads=16, kv_heads=8, head_dim=128)) for _ in range(2))
+    cu, q = torch.tensor([0, 4096]), torch.zeros(4096, 1)
+    for attention in (first, second):
+        attention.plan(cu.int().numpy(), cu, 4096)
+    if fault == "compiling ours":
+        assert first.run(q, q, q) == second.run(q, q, q) == "attended"
+        assert asked == [fa4.GOES_ON, fa4.ONE_TILE, fa4.ONE_TILE]
+        assert caplog.text.count("ValueError: mma() has no sO") == 1
+    else:
+        with pytest.raises(torch.OutOfMemoryError if fault == "memory" else ValueError):
+            first.run(q, q, q)
+        assert asked == [fa4.GOES_ON] + [fa4.ONE_TILE] * (fault == "all")
+        assert (interface.FlashAttentionForwardSm90 is Kernel) == (fault == "all")
 
 
 def test_a_package_of_another_version_is_refused_and_not_tried(package, monkeypatch):
