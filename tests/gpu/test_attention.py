@@ -35,6 +35,7 @@ MIXES = {
     "many": list(np.random.default_rng(1).integers(1, 512, 300)),
     "a hundred": [128] * 99 + [0, 0, 127],
     "long, then short": [2000, 1, 700, 0] + [48] * 60,
+    "many short": [5] * 300 + [0, 1, 3],
 }
 
 
