@@ -41,6 +41,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma 3": ("Gemma3Text", THIRD | {"layer_types": KINDS}),
     "gemma 3, scaled positions": ("Gemma3Text", THIRD | {"rope_parameters": SPLIT, "layer_types": KINDS}),
     "gemma": ("Gemma", SIZES | {"num_key_value_heads": 1}),
+    # hidden_activation is Gemma 3's key; Gemma's code does not read it.
+    "gemma, both ways": ("Gemma", SIZES | {"is_causal": False, "hidden_activation": "relu"}),
 }
 
 
@@ -126,6 +128,7 @@ def test_pooling_of_a_decoder(mode: str, make_tiny: Any, open_ours: Any, peer: A
     ("change", "told"),
     [
         ({"attn_logit_softcapping": 50.0}, r"attn_logit_softcapping 50\.0 is not supported"),
+        ({"is_causal": False}, "is_causal false without use_bidirectional_attention is not supported"),
         ({"attention_bias": True}, "attention_bias True is not supported"),
         ({"rope_parameters": {"full_attention": {"rope_type": "longrope"}}}, "rope type 'longrope'"),
         ({"layer_types": ["chunked_attention"] * 4}, "layer_types must be 4 times one of full_attention, sliding"),

@@ -58,14 +58,18 @@ def spec_from_config(config: dict[str, Any]) -> GemmaSpec:
     for key in ("attention_bias", "attn_logit_softcapping", "final_logit_softcapping"):
         if config.get(key):
             raise read.wrong(f"{key} {config[key]!r:.80} is not supported")
-    # Gemma's first files say gelu and mean its approximation by tanh, whatever hidden_act says; Gemma 3 means what it says.
-    key = "hidden_activation" if third or config.get("hidden_activation") else "hidden_act"
+    # Gemma's first files say gelu and mean its approximation by tanh; Gemma 3 means what it says.
+    key = "hidden_activation" if third else "hidden_act"
     activation = read.activation(key, "gelu_pytorch_tanh")
     if activation == "gelu" and not third:
         activation = "gelu_tanh"
     head_dim = read.whole("head_dim", 256)
     heads = read.grouped_heads(read.whole("num_attention_heads"), read.whole("num_key_value_heads"), head_dim)
     both_ways, layers = read.flag("use_bidirectional_attention", False), read.whole("num_hidden_layers")
+    if config.get("is_causal") is False and not both_ways:
+        if third:  # what its windows would be is nowhere said
+            raise read.wrong("is_causal false without use_bidirectional_attention is not supported")
+        both_ways = True
     every = read.whole("sliding_window_pattern", 6)
     default = ["sliding_attention" if third and (n + 1) % every else "full_attention" for n in range(layers)]
     windowed = read.windowed(default, LAYER_TYPES if third else LAYER_TYPES[:1])
