@@ -169,7 +169,7 @@ class Composer(Reader):
         end_b = len(owner) - owner[::-1].index(1)
         ids, types = probe.ids, probe.type_ids
         told = (types[:a], types[a], types[end_a:b], types[b], types[end_b:])
-        typed = any(types) and token_types(self._config) > 1
+        typed = any(types) and self._tells_types and token_types(self._config) > 1
         return Frame(ids[:a], ids[end_a:b], ids[end_b:], told if typed else None)
 
     @functools.cached_property

@@ -59,6 +59,7 @@ class Reader:
         self._inner = vocabulary.as_told(vocabulary.load(self._file), folder, settings)
         if vocabulary.wants_lower_case(folder):
             self._inner.normalizer = vocabulary.lower_first(self._inner.normalizer)
+        self._tells_types = vocabulary.tells_types(folder, settings)
         self._cut_left = settings.get("truncation_side") == "left"
         self.max_tokens = folder.max_tokens if max_tokens is None else max_tokens
         if folder.late is not None:

@@ -47,6 +47,10 @@ _SPLITS = dict.fromkeys(_BERT, "BertPreTokenizer") | {"RobertaTokenizer": "ByteL
 _FRAMED = (*_SPLITS, "XLMRobertaTokenizer", "CamembertTokenizer", "DebertaV2Tokenizer")
 """tokenizer_class of those that transformers puts one token before a text for and one after it, whatever tokenizer.json says."""
 
+_UNTYPED = ("DistilBertTokenizer", "MPNetTokenizer", "RobertaTokenizer", "XLMRobertaTokenizer", "CamembertTokenizer")
+"""tokenizer_class of those that tell no types of tokens, unless tokenizer_config.json says so. PreTrainedTokenizerFast is none:
+with transformers 4 it told them, with 5 it does not, and models of two types that name it were trained with 4."""
+
 _CLASSES = {"bert": "BertTokenizer", "distilbert": "BertTokenizer", "nomic_bert": "BertTokenizer"} | {
     "mpnet": "MPNetTokenizer",
     "deberta-v2": "DebertaV2Tokenizer",
@@ -60,6 +64,19 @@ _GENERIC = ("mistral", "modernbert")
 """Families whose tokenizer.json is taken as it is, whatever class is named."""
 
 
+def _class(folder: ModelFolder, settings: dict[str, Any]) -> str:
+    """The tokenizer class that transformers takes for the folder; "" where it reads tokenizer.json as it is, for all we know."""
+    kind = str(folder.config.get("model_type"))
+    named = settings.get("tokenizer_class") or folder.config.get("tokenizer_class") or _CLASSES.get(kind)
+    return "" if kind in _GENERIC or named is None else str(named).removesuffix("Fast")
+
+
+def tells_types(folder: ModelFolder, settings: dict[str, Any]) -> bool:
+    """Whether a model is given the types of its tokens: else all are of the first. As transformers decides."""
+    names = settings.get("model_input_names")
+    return "token_type_ids" in names if isinstance(names, list) else _class(folder, settings) not in _UNTYPED
+
+
 def as_told(inner: tokenizers.Tokenizer, folder: ModelFolder, settings: dict[str, Any]) -> tokenizers.Tokenizer:
     """The tokenizer as transformers makes it of the same files. A class of its own takes little but the vocabulary from
     tokenizer.json: keys of tokenizer_config.json (settings), or where they are absent the class's defaults, win. These are
@@ -67,10 +84,8 @@ def as_told(inner: tokenizers.Tokenizer, folder: ModelFolder, settings: dict[str
 
     StartError where tokenizer.json splits or frames texts, or lower-cases, otherwise than the class and no key says so.
     """
-    kind = str(folder.config.get("model_type"))
-    named = settings.get("tokenizer_class") or folder.config.get("tokenizer_class") or _CLASSES.get(kind)
-    name = str(named).removesuffix("Fast")
-    if kind in _GENERIC or name not in _FRAMED:
+    name = _class(folder, settings)
+    if name not in _FRAMED:
         return inner
     file = folder.transformer / "tokenizer_config.json"
 

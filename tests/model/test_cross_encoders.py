@@ -101,6 +101,28 @@ async def test_token_types_that_no_file_counts(minilm_path: Path, tmp_path: Path
     assert all((a == b).all() for a, b in zip(rows, await same(tmp_path, peer), strict=True))
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"model_input_names": ["input_ids", "attention_mask"]},
+        {
+            "model_input_names": ["input_ids", "attention_mask", "token_type_ids"],
+            "tokenizer_class": "DistilBertTokenizer",
+        },
+        {"model_input_names": None, "tokenizer_class": "DistilBertTokenizer"},
+    ],
+)
+async def test_token_types_that_the_tokenizer_does_not_tell(
+    told: dict[str, Any], minilm_path: Path, tmp_path: Path
+) -> None:
+    """Then the model reads both texts as of the first type, whatever tokenizer.json makes of them."""
+    made("Bert", minilm_path, tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    said = json.loads(file.read_text()) | told
+    file.write_text(json.dumps({key: value for key, value in said.items() if value is not None}))
+    await same(tmp_path, CrossEncoder(str(tmp_path), device="cpu"))
+
+
 def test_every_family_has_a_reranker_here() -> None:
     """Those that transformers has no code for are in test_published.py, language models in test_rerankers.py."""
     from hortus.rose.models import every
