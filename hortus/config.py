@@ -249,7 +249,7 @@ class RoseConfig:
     )
     cuda_graphs: bool = knob(True, "Replay captured CUDA graphs for small steps. Turn off to find a fault.")
     graph_max_tokens: int = knob(
-        16384, "No graph is captured for steps of more tokens than this; eager is as fast there.", low=64
+        17408, "No graph is captured for steps of more tokens than this; eager is as fast there.", low=64
     )
     graph_bucket: int = knob(
         64,

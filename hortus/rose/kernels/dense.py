@@ -4,13 +4,13 @@ Which body runs hangs on the number of tokens alone, so eager, captured and repl
 
     product    few tokens     skinny.product, for wide weights
                else           the library's product
-    gated      few tokens     skinny.product: one kernel
+    gated      few tokens     preload.gated_product, or skinny.product: one kernel
                from 193 on    quack's product (CuTe DSL, Hopper) with the same epilogue, where the package is installed
                else           the library's product, then one kernel over its output
-    add_norm   few tokens     skinny.product in parts, added by the norm's kernel
+    add_norm   few tokens     preload.product, or skinny.product in parts, added by the norm's kernel
                else           the library's product, added by the norm's kernel
 
-Few: up to 256, or 512, and not in wide models; skinny.py has the sizes.
+Few: some hundred, and not in wide models. preload.py (Hopper, where quack is installed) and skinny.py have the sizes.
 
 Figures: docs/benchmarks.md; what lost: docs/decisions/. Does not know models.
 """
@@ -29,7 +29,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from hortus.rose.kernels import quack, skinny
+from hortus.rose.kernels import preload, quack, skinny
 from hortus.rose.kernels.launch import early, roomy
 from hortus.rose.kernels.linear import Linear, LinearFactory
 from hortus.rose.kernels.rms import add_rms_norm_, sum_rms_norm_
@@ -91,11 +91,13 @@ class Gated:
     def __init__(self, gate: Tensor, up: Tensor) -> None:
         self.weight = paired(gate, up)
         self._width, self._depth = gate.shape
-        self._many = None
+        self._few, self._many = preload.can_gate(self.weight), None
         if self._width % 8 == 0 and self._depth % 8 == 0 and quack.here(gate.device.index):
             self._many = quack.gated(gate.dtype, gate.device.index)
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self._few and (tile := preload.gated(x.shape[0], self._width, self._depth)) is not None:
+            return preload.gated_product(x, self.weight, tile)
         if (cut := skinny.gated(x.shape[0], self._width, self._depth)) is not None:
             return skinny.product(x, self.weight, cut, gated=True)
         if x.shape[0] >= MANY_GATED and self._many is not None:
@@ -117,9 +119,14 @@ class Added:
 
     def __init__(self, weight: Tensor, norm: Tensor, eps: float) -> None:
         self.weight, self.norm, self._eps = weight, norm, eps
-        self._turned = weight.t()
+        self._few, self._turned = preload.can_add(weight), weight.t()
 
     def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
+        if self._few and (tile := preload.added(x.shape[0], *self.weight.shape)) is not None:
+            y = preload.product(x, self.weight, tile)
+            if tile.parts > 1:
+                return sum_rms_norm_(y, residual, self.norm, self._eps)
+            return add_rms_norm_(y, residual, self.norm, self._eps, y)
         if (cut := skinny.split(x.shape[0], *self.weight.shape)) is not None:
             return sum_rms_norm_(skinny.product(x, self.weight, cut), residual, self.norm, self._eps)
         y = torch.mm(x, self._turned)

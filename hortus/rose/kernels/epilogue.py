@@ -92,6 +92,23 @@ def turned(eps: float, heads: int) -> Any:
     )(_turned)
 
 
+def _plain(acc):
+    return {"D": acc}
+
+
+plain = gemm_epilogue(ops={})(_plain)
+"""The product as it is."""
+
+
+def _gated(acc):
+    gate, up = unpack(acc)
+    return {"postact": activation.swiglu(gate, up)}
+
+
+gated = gemm_epilogue(ops={}, outputs=("postact",), mode="acc_pair")(_gated)
+"""silu(gate) * up, of columns in turn."""
+
+
 def _gated_e4m3(acc, scale, column):
     gate, up = unpack(acc * column * scale)
     return {"postact": activation.swiglu(gate, up)}

@@ -4,8 +4,9 @@ Rotation pairs value i of a head with value i + d/2. Here the rows of the weight
 pairs are neighbours: a thread that holds one holds the other, also in a product's own epilogue. Queries and keys are
 reordered alike, so no score changes; values keep their order.
 
-Which body runs hangs on the number of tokens alone: quack's product with norm and rotation in its epilogue, where the package is
-and the product's tiles fill the GPU; else a product (dense.py), then one kernel in place. Does not know models.
+Which body runs hangs on the number of tokens alone: quack's product with norm and rotation in its epilogue, where the package is,
+up to 512 tokens by preload.py and beyond where its tiles fill the GPU; else a product (dense.py), then one kernel in
+place. Does not know models.
 """
 
 # Arguments of Triton kernels are pointers and scalars of the device, for which Python has no types.
@@ -22,12 +23,14 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from hortus.rose.kernels import dense, quack
+from hortus.rose.kernels import dense, preload, quack
 from hortus.rose.kernels.launch import early
 from hortus.rose.kernels.linear import LinearFactory
 
 MANY_TURNED = 385
-"""Tokens from which the product with the fused epilogue can be the faster, on one H200: quack.fill decides."""
+"""Tokens from which quack.py's product with the fused epilogue can be the faster, on one H200: quack.fill decides."""
+FEW_TURNED = 65
+"""The same of preload.py's."""
 
 _HEADS, _HEAD_WARPS = 16, 4
 """Heads a program of norm_turn_, and its warps."""
@@ -106,22 +109,46 @@ class Angles(NamedTuple):
     """quack.angles' rows, for steps whose product turns them itself."""
 
 
+@triton.jit(do_not_specialize=["tokens"])  # one kernel for all steps
+def _look_up(table, positions, out, tokens, WIDTH: tl.constexpr, ROWS: tl.constexpr, EARLY: tl.constexpr):
+    t, col = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)[None, :]
+    live = (t < tokens)[:, None]
+    # Both were there before the step's first kernel (launch.py).
+    p = tl.load(positions + t, mask=t < tokens, other=0).to(tl.int64)[:, None]
+    row = tl.load(table + p * WIDTH + col, mask=live, other=0.0)
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    tl.store(out + t.to(tl.int64)[:, None] * WIDTH + col, row, mask=live)
+
+
+def look_up(table: Tensor, positions: Tensor) -> Tensor:
+    """table[positions], [T, a power of two]: a kernel that is launched early, as the library's is not."""
+    tokens, width = positions.shape[0], table.shape[1]
+    out = table.new_empty(tokens, width)
+    on = early(table)
+    _look_up[(triton.cdiv(tokens, 8),)](table, positions, out, tokens, width, 8, on, num_warps=4, launch_pdl=on)
+    return out
+
+
 class Rotary:
     """As twin.Rotary."""
 
     def __init__(self, cos: Tensor, sin: Tensor) -> None:
         self.cos, self.sin = cos, sin
         self._table: Tensor | None = None
+        self._least = 0
 
-    def keep_rows(self) -> None:
-        """A product turns by rows of angles: they are kept, and looked up for each step."""
+    def keep_rows(self, least: int) -> None:
+        """A product of `least` tokens or more turns by rows of angles: they are kept, and looked up for each step."""
+        self._least = least if self._table is None else min(self._least, least)
         if self._table is None:
             self._table = quack.angles(self.cos, self.sin)
 
     def at(self, positions: Tensor) -> Angles:
-        if self._table is None or positions.shape[0] < MANY_TURNED:
+        if self._table is None or positions.shape[0] < self._least:
             return Angles(positions, None)
-        return Angles(positions, torch.index_select(self._table, 0, positions))
+        return Angles(positions, look_up(self._table, positions))
 
 
 def _may_turn(cos: Tensor) -> bool:
@@ -153,19 +180,30 @@ class Turned:
         )
         self.rotary, self._heads, self._kv_heads, self._eps = rotary, heads, kv_heads, eps
         self.product = dense.product(self.weight, self.bias, linear)
-        self._whole = None
+        self._turned, self._few, self._many = heads + kv_heads, False, None
         # In two bytes a value only: the angles are halves, and products of float32 would be rounded too.
         fits = self.weight.dtype.itemsize == 2 and self.weight.shape[1] % 8 == 0 and bias is None
         if fits and self.q_norm is not None and self.k_norm is not None and _may_turn(rotary.cos):
-            each = torch.cat([self.q_norm.repeat(heads), self.k_norm.repeat(kv_heads)]).float()
-            self._whole = quack.turned(self.weight, each, eps)
-        if self._whole is not None:
-            rotary.keep_rows()
+            each = [
+                self.q_norm.repeat(heads),
+                self.k_norm.repeat(kv_heads),
+                torch.ones_like(self.k_norm).repeat(kv_heads),
+            ]
+            self._each = torch.cat(each).float()
+            self._few = preload.can_turn(self.weight, self._turned, eps)
+            self._many = quack.turned(self.weight.dtype, self.weight.device.index, eps, self._turned)
+        if self._few or self._many is not None:
+            rotary.keep_rows(FEW_TURNED if self._few else MANY_TURNED)
 
     def __call__(self, x: Tensor, angles: Angles) -> Tensor:
-        if angles.rows is not None and self._whole is not None and quack.fill(x.shape[0], self.weight.shape[0]):
-            out: Tensor = self._whole(x, angles.rows)
-            return out
+        if angles.rows is not None:
+            tile = preload.turned(x.shape[0], *self.weight.shape) if self._few else None
+            if tile is not None:
+                return preload.turned_product(
+                    x, self.weight, angles.rows, self._each, self._turned, self._eps, tile
+                )  # fmt: skip
+            if self._many is not None and quack.fill(x.shape[0], self.weight.shape[0]):
+                return self._many(x, self.weight, angles.rows, self._each)
         qkv, rotary = self.product(x), self.rotary
         norm_turn_(
             qkv, self.q_norm, self.k_norm, rotary.cos, rotary.sin, angles.positions,

@@ -1,9 +1,9 @@
 """Matrix products with work in their epilogue, from the package quack-kernels (CuTe DSL), on Hopper.
 
-Taken where there are many tokens: a product of 4,096 tokens ends 12 to 22 us earlier than the library's and the kernel
-over its output that it makes needless. Each is compiled when the model is loaded (some seconds, kept on disk by the
-package; one kernel serves all sizes) and tried against plain PyTorch: what cannot run, or is wrong, is not used, and the
-log says why. Does not know models.
+Taken where there are many tokens (preload.py has the few): a product of 4,096 tokens ends 12 to 22 us earlier than the
+library's and the kernel over its output that it makes needless. Each is compiled when the model is loaded (some seconds,
+kept on disk by the package; one kernel serves all sizes) and tried against plain PyTorch: what cannot run, or is
+wrong, is not used, and the log says why. Does not know models.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ def here(index: int | None) -> bool:
     return True
 
 
+@functools.cache  # the package knows a configuration by its id()
 def _config(rows: int, cols: int, cluster: tuple[int, int]) -> Any:
     return importlib.import_module("quack.gemm_config").GemmConfig(
         tile_m=rows, tile_n=cols, pingpong=True, cluster_m=cluster[0], cluster_n=cluster[1],
@@ -44,46 +45,43 @@ def _config(rows: int, cols: int, cluster: tuple[int, int]) -> Any:
     )  # fmt: skip
 
 
-def _tried(name: str, make: Callable[[], Callable[..., Tensor]], *args: Any, want: Tensor) -> Any:
-    """make(), if what it makes gives `want` of these arguments."""
+def tried(name: str, run: Callable[[], Tensor], want: Tensor) -> bool:
+    """Whether run() gives `want`; the log says so."""
     try:
         with warnings.catch_warnings():  # the compiler's remarks on its own code
             warnings.simplefilter("ignore")
-            run = make()
-            got = run(*args).float()
+            got = run().float()
         gap = float((got - want).norm() / want.norm())
         if not gap < 0.01:
             raise ArithmeticError(f"its result is off by {gap:.3g}")
     except Exception as e:  # noqa: BLE001  another package's compiler: whatever fails, there is another way
         log.warning("quack's %s is not used: %s: %s", name, type(e).__name__, e)
-        return None
-    log.info("large steps: quack's %s", name)
-    return run
+        return False
+    log.info("quack's %s is used", name)
+    return True
+
+
+def gated_trial(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """x [384, 256], weight [384, 256] in pairs, and silu(gate) * up."""
+    x, weight = (torch.randn(384, 256, device="cuda", dtype=dtype) for _ in range(2))
+    weight = weight / 16
+    gate, up = (x.float() @ weight.float().t()).view(384, -1, 2).unbind(2)
+    return x, weight, torch.nn.functional.silu(gate) * up
 
 
 @functools.cache
 def gated(dtype: torch.dtype, index: int | None) -> Callable[[Tensor, Tensor], Tensor] | None:
     """(x [T, K], weight [2 I, K], gate and up in turn) -> silu(gate) * up, [T, I]; None where it cannot run."""
 
-    def make() -> Callable[[Tensor, Tensor], Tensor]:
+    def run(x: Tensor, weight: Tensor) -> Tensor:
         gemm = importlib.import_module("quack.gemm_interface").gemm_act
-        tiles = _config(128, 192, (2, 1))
+        both: tuple[Any, Tensor] = gemm(
+            x, weight.t(), activation="swiglu", store_preact=False, tuned=False, config=_config(128, 192, (2, 1))
+        )
+        return both[1]
 
-        def run(x: Tensor, weight: Tensor) -> Tensor:
-            both: tuple[Any, Tensor] = gemm(
-                x, weight.t(), activation="swiglu", store_preact=False, tuned=False, config=tiles
-            )
-            return both[1]
-
-        return run
-
-    x, weight = (torch.randn(384, 256, device="cuda", dtype=dtype) for _ in range(2))
-    both = (x.float() @ weight.float().t() / 16).view(384, -1, 2)
-    gate, up = both[..., 0], both[..., 1]
-    found: Callable[[Tensor, Tensor], Tensor] | None = _tried(
-        "gated product", make, x, weight / 16, want=torch.nn.functional.silu(gate) * up
-    )
-    return found
+    x, weight, want = gated_trial(dtype)
+    return run if tried("gated product", lambda: run(x, weight), want) else None
 
 
 _TURNED_TILE = 128
@@ -110,19 +108,8 @@ def angles(cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([torch.stack([cos, sin], 2), still], 1).flatten(1).half()
 
 
-@functools.cache
-def _turned(dtype: torch.dtype, index: int | None, eps: float, heads: int) -> Any:
-    def make() -> Callable[..., Tensor]:
-        epilogue = importlib.import_module("hortus.rose.kernels.epilogue").turned(eps, heads)
-        tiles = _config(_TURNED_TILE, _TURNED_TILE, (1, 2))
-
-        def run(x: Tensor, weight: Tensor, rows: Tensor, norm: Tensor) -> Tensor:
-            out = torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
-            epilogue(x, weight.t(), out={"D": out}, config=tiles, tuned=False, angle=rows, rms=128, weight=norm)
-            return out
-
-        return run
-
+def turned_trial(dtype: torch.dtype, heads: int, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """x [512, 256], weight [128 (heads + 2), 256], angles' rows, norm [128 (heads + 2)], and what turned gives of them."""
     width = 128 * heads
     x, weight = (torch.randn(n, 256, device="cuda", dtype=dtype) for n in (512, width + 256))
     norm, phase = torch.ones(len(weight), device="cuda"), torch.rand(512, 64, device="cuda")
@@ -132,21 +119,27 @@ def _turned(dtype: torch.dtype, index: int | None, eps: float, heads: int) -> An
     a, b = (normed * norm[:width].view(heads, 64, 2)).unbind(3)
     c, s = phase.cos()[:, None], phase.sin()[:, None]
     want = torch.cat([torch.stack([a * c - b * s, a * s + b * c], 3), y[:, heads:]], 1).flatten(1)
-    rows = angles(phase.cos(), phase.sin())
-    return _tried("product with norm and rotation", make, x, weight, rows, norm, want=want)
+    return x, weight, angles(phase.cos(), phase.sin()), norm, want
 
 
-def turned(weight: Tensor, norm: Tensor, eps: float) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """(x [T, K], angles' rows [T, 256]) -> x weight^T, [T, N]: heads of 128 columns, the first of them normed and turned.
+@functools.cache
+def turned(dtype: torch.dtype, index: int | None, eps: float, heads: int) -> Callable[..., Tensor] | None:
+    """(x [T, K], weight [N, K], angles' rows [T, 256], norm [N] float32) -> x weight^T, [T, N]; None where it cannot run.
 
-    weight [N, K]; norm, float32, has as many values as columns are turned, whose pairs are neighbours. None where it cannot run.
+    The first `heads` heads, of 128 columns, are normed and turned, their pairs neighbours; norm is 1 for the others.
     """
-    run = _turned(weight.dtype, weight.device.index, eps, len(norm) // 128)
-    if run is None:
-        return None
-    each = torch.ones(len(weight), device=weight.device)
-    each[: len(norm)] = norm
-    return lambda x, rows: run(x, weight, rows, each)
+
+    def run(x: Tensor, weight: Tensor, rows: Tensor, norm: Tensor) -> Tensor:
+        epilogue = importlib.import_module("hortus.rose.kernels.epilogue").turned(eps, heads)
+        out = torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
+        epilogue(
+            x, weight.t(), out={"D": out}, config=_config(_TURNED_TILE, _TURNED_TILE, (1, 2)), tuned=False,
+            angle=rows, rms=128, weight=norm,
+        )  # fmt: skip
+        return out
+
+    *args, want = turned_trial(dtype, heads, eps)
+    return run if tried("product with norm and rotation", lambda: run(*args), want) else None
 
 
 def _e4m3(*shape: int) -> Quantised:
@@ -157,27 +150,21 @@ def _e4m3(*shape: int) -> Quantised:
 def gated_e4m3(index: int | None) -> Callable[[Quantised, Quantised], Tensor] | None:
     """As gated, of operands in e4m3 -> bfloat16."""
 
-    def make() -> Callable[[Quantised, Quantised], Tensor]:
+    def run(x: Quantised, weight: Quantised) -> Tensor:
         epilogue = importlib.import_module("hortus.rose.kernels.epilogue").gated_e4m3
-
-        def run(x: Quantised, weight: Quantised) -> Tensor:
-            out = x.scale.new_empty(x.values.shape[0], weight.values.shape[0] // 2, dtype=torch.bfloat16)
-            args = {"scale": x.scale.view(-1), "column": weight.scale.view(-1), "postact": out}
-            epilogue.gemm(
-                x.values, weight.values.t(), None, epi_args=args, tile_M=128, tile_N=192, cluster_M=2, pingpong=True,
-                b_kn=True, post_init_attrs=_FAST_SUMS,
-            )  # fmt: skip
-            return out
-
-        return run
+        out = x.scale.new_empty(x.values.shape[0], weight.values.shape[0] // 2, dtype=torch.bfloat16)
+        args = {"scale": x.scale.view(-1), "column": weight.scale.view(-1), "postact": out}
+        epilogue.gemm(
+            x.values, weight.values.t(), None, epi_args=args, tile_M=128, tile_N=192, cluster_M=2, pingpong=True,
+            b_kn=True, post_init_attrs=_FAST_SUMS,
+        )  # fmt: skip
+        return out
 
     x, weight = _e4m3(384, 256), _e4m3(384, 256)
     weight = weight._replace(scale=weight.scale / 16)
     gate, up = (x.exact() @ weight.exact().t()).view(384, -1, 2).unbind(2)
-    found: Callable[[Quantised, Quantised], Tensor] | None = _tried(
-        "gated product in e4m3", make, x, weight, want=torch.nn.functional.silu(gate) * up
-    )
-    return found
+    want = torch.nn.functional.silu(gate) * up
+    return run if tried("gated product in e4m3", lambda: run(x, weight), want) else None
 
 
 _FAST_SUMS = (("fp8_slow_accum", False),)

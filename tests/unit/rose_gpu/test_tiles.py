@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from hortus.bench.tiles import ROOM as MOST
 from hortus.bench.tiles import Product, cut, neighbours
 from hortus.rose.attention import fa4
 from hortus.rose.gpu import BATCH_TOKENS, PIECE_TOKENS, PIECES, REHEARSED
-from hortus.rose.kernels import PROCESSORS, attend, dense, heads, launch, linear, pooling, quack, rms, skinny
+from hortus.rose.kernels import PROCESSORS, attend, dense, heads, launch, linear, pooling, preload, quack, rms, skinny
 from hortus.rose.kernels.skinny import Tile
 
 TOKENS = (1, 16, 17, 63, 64, 65, 128, 129, 192, 256, 257, 320, 512, 513, 4096)
@@ -96,34 +97,72 @@ def test_programs_go_on_from_tile_to_tile_where_tiles_are_alike() -> None:
     ("dtype", "hidden", "normed", "taken"),
     [("bfloat16", 64, True, 1), ("float32", 64, True, 0), ("bfloat16", 60, True, 0), ("bfloat16", 64, False, 0)],
 )
-@pytest.mark.parametrize("works", [True, False])
+@pytest.mark.parametrize(("few", "many"), [(True, True), (False, True), (True, False), (False, False)])
 def test_the_product_that_turns_is_for_two_bytes_and_aligned_rows(
-    monkeypatch, dtype, hidden, normed, taken, works
+    monkeypatch, dtype, hidden, normed, taken, few, many
 ) -> None:
     """It rounds angles to halves, and products of float32 to less, and its proof would let both pass. No other reads its rows."""
-    asked: list[torch.Tensor] = []
+    asked: list[torch.dtype] = []
 
-    def turned(weight: torch.Tensor, norm: torch.Tensor, eps: float) -> object:
-        asked.append(weight)
-        return print if works else None
+    def turned(dtype: torch.dtype, index: int | None, eps: float, heads: int) -> object:
+        asked.append(dtype)
+        return print if many else None
 
     monkeypatch.setattr(heads, "_may_turn", lambda cos: True)
     monkeypatch.setattr(quack, "turned", turned)
+    monkeypatch.setattr(preload, "can_turn", lambda weight, heads, eps: few)
+    monkeypatch.setattr(heads, "look_up", lambda table, positions: table[positions])
     norm = torch.ones(128, dtype=getattr(torch, dtype)) if normed else None
     rotary = heads.Rotary(torch.ones(8, 64), torch.zeros(8, 64))
     weight = torch.ones(4 * 128, hidden, dtype=getattr(torch, dtype))
     heads.Turned(weight, None, norm, norm, rotary, 2, 1, 1e-6, linear.plain)
     assert len(asked) == taken
-    rows = rotary.at(torch.zeros(heads.MANY_TURNED, dtype=torch.int32)).rows
-    assert (rows is not None) == bool(taken and works)
-    assert rows is None or rows.shape == (heads.MANY_TURNED, 256)
-    assert rotary.at(torch.zeros(heads.MANY_TURNED - 1, dtype=torch.int32)).rows is None
+    least = heads.FEW_TURNED if few else heads.MANY_TURNED
+    rows = rotary.at(torch.zeros(least, dtype=torch.int32)).rows
+    assert (rows is not None) == bool(taken and (few or many))
+    assert rows is None or rows.shape == (least, 256)
+    assert rotary.at(torch.zeros(least - 1, dtype=torch.int32)).rows is None
+
+
+def _tiles_of(pick, *sizes) -> list[object]:
+    return [pick(tokens, *sizes) for tokens in (1, 16, *range(64, 1025, 64))]
+
+
+def test_tiles_that_read_weights_ahead_run_at_once_and_are_whole() -> None:
+    sizes = (64, 384, 896, 1000, 1024, 1536, 2048, 2560, 3072, 4096, 6144, 9728)
+    found = 0
+    for tokens, width, depth in itertools.product((*TOKENS, 448, 449, 768, 769), sizes, sizes):
+        for pick, rows in ((preload.gated, 2 * width), (preload.added, width), (preload.turned, width)):
+            if (tile := pick(tokens, width, depth)) is None:
+                continue
+            found += 1
+            assert preload.FEWEST <= tile.programs(tokens, rows) <= PROCESSORS
+            assert depth % (tile.parts * 64) == 0
+            assert depth // tile.parts <= preload.MOST_DEPTH
+            assert math.prod(tile.cluster) <= 4, "what the package allows"
+            assert tokens <= 768
+    assert found > 100
+
+
+def test_0_6b_and_4b_read_weights_ahead_where_it_was_measured() -> None:
+    for tokens in (1, 64, 65, 128, 129, 192, 256, 257, 512):
+        assert preload.gated(tokens, 3072, 1024) is not None
+        assert preload.added(tokens, 1024, 2048) is not None
+        assert (preload.added(tokens, 1024, 3072) is None) == (tokens <= 64), "skinny.py's there"
+        assert (preload.turned(tokens, 4096, 1024) is None) == (tokens <= 64), "attend.py's there"
+        assert (preload.gated(tokens, 9728, 2560) is None) == (tokens > 256)
+    for depth in (4096, 9728):
+        assert [preload.added(t, 2560, depth) is not None for t in (16, 64, 128, 192, 256, 257)] == [
+            True, True, True, False, True, False
+        ]  # fmt: skip
+    assert _tiles_of(preload.added, 1024, 3072)[-4:] == [None] * 4, "the library's from 769 on"
 
 
 def kernels(
     tokens: int, sequences: int, hidden: int, inner: int, q_heads: int, kv_heads: int, head_dim: int
 ) -> list[object]:
     """What a step of so many tokens is run by, wherever sizes decide. (quack's products are compiled before any step.)"""
+    sums = [preload.added(tokens, hidden, depth) for depth in (q_heads * head_dim, inner)]
     width, mixed = (q_heads + 2 * kv_heads) * head_dim, q_heads * head_dim
     cut = fa4.tile(tokens, sequences, q_heads, head_dim)
     return [
@@ -143,6 +182,7 @@ def kernels(
         ("parts of a pool", pooling._parts(tokens, sequences)),
         ("keys of attend", None if tokens > attend.MOST_TOKENS else tokens <= attend._ROWS),
         ("rows of a norm", tokens >= rms.MANY),
+        *(("parts of a sum", tile.parts) for tile in sums if tile is not None and tile.parts > 1),
     ]
 
 
