@@ -76,7 +76,7 @@ def check_engine(folder: ModelFolder, config: RoseConfig) -> ModelInfo:
     device, dtype, family, spec = _chosen(folder, config)
     kit, attention = _kit(config, device, dtype, _unseen(folder, config.kind))
     # Products are not run, so they are made the plain way.
-    kit = replace(kit, ops=twin, linear=linear.plain, few=None, attended=None)
+    kit = replace(kit, ops=twin, linear=linear.plain, added=None, few=None, attended=None)
     meta = torch.device("meta")
     network = build_network(
         folder, family, spec, kit, device=meta, dtype=dtype, load_format=config.load_format, kind=config.kind
@@ -202,7 +202,7 @@ def _kit(
         short = few if dtype == torch.float32 and unseen is None else None
         return Kit(ops=twin, linear=linear.swapped, attention=open_twin, few=short), made
     from hortus.rose.attention.pick import open_attention
-    from hortus.rose.kernels import fused
+    from hortus.rose.kernels import biased, fused
 
     limit = config.graph_max_tokens if config.cuda_graphs else 0
 
@@ -224,7 +224,7 @@ def _kit(
     joined: AttendedFactory | None = None
     if config.attention == "auto" and unseen is None:
         from hortus.rose.kernels.attend import attended as joined
-    return Kit(ops=fused, linear=linear.plain, attention=open_gpu, attended=joined), made
+    return Kit(ops=fused, linear=biased.linear, added=biased.added, attention=open_gpu, attended=joined), made
 
 
 def _described(attention: list[Attention], device: torch.device) -> str:

@@ -44,7 +44,8 @@ REHEARSED = (
     (PIECE_TOKENS, 1),
 )
 """(tokens, sequences) of steps that between them run every kernel of a batch, and of a text that is longer: where one takes over
-from another stands in kernels/skinny.py, preload.py, dense.py, quack.py, attend.py, rms.py, pooling.py and attention/fa4.py."""
+from another stands in kernels/skinny.py, preload.py, biased.py, dense.py, quack.py, attend.py, rms.py, pooling.py and
+attention/fa4.py."""
 PIECES = ((PIECE_TOKENS, PIECE_TOKENS // 512), (PIECE_TOKENS, PIECE_TOKENS // 128))
 """The same of larger batches, where those are asked for (--max-batch-tokens)."""
 

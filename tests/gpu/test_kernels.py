@@ -108,6 +108,17 @@ def test_norm_of_a_sum_of_parts(parts):
     grown(ours, truth)
 
 
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_layer_norm_of_a_sum_of_parts(parts):
+    x, residual, weight, bias = random(parts, 3, 384), random(3, 384), random(384), random(384)
+    close(
+        fused.add_layer_norm(x, residual, weight, bias, EPS), twin.add_layer_norm(x.sum(0), residual, weight, bias, EPS)
+    )
+    ours, truth = grows(residual)
+    close(fused.add_layer_norm_(x, ours, weight, None, EPS), twin.add_layer_norm_(x.sum(0), truth, weight, None, EPS))
+    grown(ours, truth)
+
+
 FAST = DTYPES[-1]
 
 

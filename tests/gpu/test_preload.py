@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # the compiler's, of its own code
 ]
 if torch.cuda.is_available():
-    from hortus.rose.kernels import preload
+    from hortus.rose.kernels import biased, preload
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +91,23 @@ def test_products_with_norm_and_rotation(tokens: int) -> None:
     a, b = y[:, :turned].unbind(3)
     want = torch.cat([torch.stack([a * c - b * s, a * s + b * c], 3), y[:, turned:]], 1).flatten(1)
     close(got, want)
+
+
+@pytest.mark.parametrize("tokens", [*TOKENS, 513, 8192])
+@pytest.mark.parametrize(
+    ("width", "depth"), [(768, 768), (768, 3072), (3072, 768), (384, 384), (384, 1536), (1152, 384)]
+)
+def test_products_with_a_bias(tokens: int, width: int, depth: int) -> None:
+    w, x, bias = weight(width, depth), rows(tokens, depth), torch.randn(width, device="cuda").to(BF16)
+    want = x.float() @ w.float().t() + bias.float()
+    for made, truth in (
+        (biased.linear(w, bias), want),
+        (biased.linear(w, bias, "gelu"), torch.nn.functional.gelu(want)),
+        (biased.added(w, bias), want),
+    ):
+        got = made(x)
+        assert torch.equal(got, made(x))
+        close(got if got.dim() == 2 else got.sum(0), truth)
 
 
 def test_a_kernel_of_the_package_is_as_it_was() -> None:

@@ -109,6 +109,18 @@ gated = gemm_epilogue(ops={}, outputs=("postact",), mode="acc_pair")(_gated)
 """silu(gate) * up, of columns in turn."""
 
 
+def _biased(acc, bias):
+    return {"D": acc + bias}
+
+
+def _gelu(acc, bias):
+    return {"D": activation.gelu_erf(acc + bias)}
+
+
+biased = gemm_epilogue(ops={"bias": RowVecLoad("bias")})(_biased)
+gelu = gemm_epilogue(ops={"bias": RowVecLoad("bias")})(_gelu)
+
+
 def _gated_e4m3(acc, scale, column):
     gate, up = unpack(acc * column * scale)
     return {"postact": activation.swiglu(gate, up)}

@@ -28,8 +28,8 @@ _FLAT = 1024
 @triton.jit
 def _add_layer_norm(
     x, residual, weight, bias, out, rows, eps,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, BIAS: tl.constexpr, GROW: tl.constexpr,
-    EARLY: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr,
+    GROW: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, BLOCK)
@@ -43,6 +43,8 @@ def _add_layer_norm(
         gdc_launch_dependents()
         gdc_wait()
     s = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        s += tl.load(x + part * rows * WIDTH + at, mask=mask, other=0.0)
     before = tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
     if GROW:  # what the next block sees is what was normed
         kept = ((before * WHOLE + s) * PART).to(residual.dtype.element_ty)
@@ -61,24 +63,27 @@ def _add_layer_norm(
 def _run(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, grow: bool) -> Tensor:
     assert x.is_contiguous(), "the norm walks whole rows"
     assert residual.is_contiguous(), "the norm walks whole rows"
-    rows, width = x.shape
-    out = torch.empty_like(x)
+    rows, width = residual.shape
+    out = torch.empty(rows, width, dtype=weight.dtype, device=x.device)
     block, warps = row(width)
-    on, together = early(x), TOGETHER if rows >= MANY else 1
+    on, together, parts = early(x), TOGETHER if rows >= MANY else 1, x.shape[0] if x.dim() == 3 else 1
     _add_layer_norm[(triton.cdiv(rows, together),)](
-        x, residual, weight, bias, out, rows, eps, width, block, together, bias is not None, grow, on,
+        x, residual, weight, bias, out, rows, eps, width, block, together, parts, bias is not None, grow, on,
         num_warps=warps, launch_pdl=on,
     )  # fmt: skip
     return out
 
 
 def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """LayerNorm(x + residual) -> [T, H] (post-norm, BERT). x, residual: [T, H] contiguous."""
+    """LayerNorm(x + residual) -> [T, H] in the weight's dtype (post-norm, BERT). Contiguous.
+
+    residual: [T, H]; x the same, or [P, T, H] float32, a product in parts (preload.py), which are added in order.
+    """
     return _run(x, residual, weight, bias, eps, grow=False)
 
 
 def add_layer_norm_(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """residual (residual.py) += x in place, then LayerNorm of it -> [T, H] in x's dtype (pre-norm, ModernBERT). Contiguous."""
+    """residual (residual.py) += x in place, then LayerNorm of it (pre-norm, ModernBERT). Else as add_layer_norm."""
     return _run(x, residual, weight, bias, eps, grow=True)
 
 

@@ -43,11 +43,10 @@ class Tile(NamedTuple):
         down, along = -(-tokens // (self.rows * self.cluster[0])), -(-width // (self.cols * self.cluster[1]))
         return down * along * math.prod(self.cluster) * self.parts
 
-    def fits(self, tokens: int, width: int, depth: int) -> bool:
+    def fits(self, tokens: int, width: int, depth: int, fewest: int, most_depth: int) -> bool:
         """Whether it cuts a product into programs that all run at once, are not too few, and do not walk too far."""
-        share = depth // self.parts
-        enough = FEWEST <= self.programs(tokens, width) <= PROCESSORS
-        return enough and depth % (self.parts * DEPTH) == 0 and share <= MOST_DEPTH
+        enough = fewest <= self.programs(tokens, width) <= PROCESSORS
+        return enough and depth % (self.parts * DEPTH) == 0 and depth // self.parts <= most_depth
 
 
 DEPTH = 64
@@ -84,7 +83,7 @@ _TURNED: _Table = (
 
 def _pick(table: _Table, tokens: int, width: int, depth: int) -> Tile | None:
     tiles = next((tiles for most, tiles in table if tokens <= most), ())
-    return next((tile for tile in tiles if tile.fits(tokens, width, depth)), None)
+    return next((tile for tile in tiles if tile.fits(tokens, width, depth, FEWEST, MOST_DEPTH)), None)
 
 
 def gated(tokens: int, width: int, depth: int) -> Tile | None:
@@ -105,11 +104,22 @@ def turned(tokens: int, width: int, depth: int) -> Tile | None:
     return _pick(_TURNED, tokens, width, depth)
 
 
-def _run(epilogue: Any, x: Tensor, weight: Tensor, out: Tensor | None, tile: Tile, args: dict[str, Any]) -> None:
-    ahead = importlib.import_module("hortus.rose.kernels.hopper").AHEAD
+def _run(
+    epilogue: Any,
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor | None,
+    tile: Tile,
+    args: dict[str, Any],
+    *,
+    many: bool = False,
+) -> None:
+    how: dict[str, Any] = {"pingpong": True}
+    if not many:
+        how = {"persistent": False, "post_init_attrs": importlib.import_module("hortus.rose.kernels.hopper").AHEAD}
     epilogue.gemm(
         x, weight, out, epi_args=args, tile_M=tile.rows, tile_N=tile.cols, cluster_M=tile.cluster[0],
-        cluster_N=tile.cluster[1], persistent=False, b_kn=True, post_init_attrs=ahead,
+        cluster_N=tile.cluster[1], b_kn=True, **how,
     )  # fmt: skip
 
 
@@ -117,20 +127,32 @@ def _epilogues() -> Any:
     return importlib.import_module("hortus.rose.kernels.epilogue")
 
 
-def product(x: Tensor, weight: Tensor, tile: Tile) -> Tensor:
-    """x weight^T for x [T, K], weight [N, K], contiguous.
+def product(
+    x: Tensor,
+    weight: Tensor,
+    tile: Tile,
+    *,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    many: bool = False,
+) -> Tensor:
+    """activation(x weight^T + bias) for x [T, K], weight [N, K], contiguous.
 
-    -> [T, N] in x's dtype; of several parts [parts, T, N] float32, to be added in order.
+    -> [T, N] in x's dtype; of several parts [parts, T, N] float32, to be added in order. bias: [parts, N] float32. activation:
+    None or, with a bias and one part, gelu. many: of many tokens, by tiles in turns and without weights ahead.
     """
     (tokens, depth), width, parts = x.shape, weight.shape[0], tile.parts
+    epilogues = _epilogues()
+    epilogue = epilogues.plain if bias is None else epilogues.biased if activation is None else epilogues.gelu
     if parts == 1:
         out = x.new_empty(tokens, width)
-        _run(_epilogues().plain, x, weight.t(), out, tile, {})
+        _run(epilogue, x, weight.t(), out, tile, {} if bias is None else {"bias": bias[0]}, many=many)
         return out
     # Parts are a batch of products, each of its share of the inner dimension.
     out = torch.empty(parts, tokens, width, dtype=torch.float32, device=x.device)
     shares = x.view(tokens, parts, depth // parts).transpose(0, 1)
-    _run(_epilogues().plain, shares, weight.view(width, parts, depth // parts).permute(1, 2, 0), out, tile, {})
+    turned_weight = weight.view(width, parts, depth // parts).permute(1, 2, 0)
+    _run(epilogue, shares, turned_weight, out, tile, {} if bias is None else {"bias": bias[:parts]})
     return out
 
 
@@ -160,11 +182,17 @@ def _here(index: int | None) -> bool:
     return True
 
 
+def can_run(weight: Tensor) -> bool:
+    """Whether the products here are for such a weight, and the package is there."""
+    fits = weight.is_cuda and weight.dtype.itemsize == 2 and weight.shape[1] % 8 == 0
+    return fits and _here(weight.device.index)
+
+
 def _all(weight: Tensor, table: _Table, width: int, works: Callable[[Tile], bool]) -> bool:
     """Whether there are tiles of a table for such a weight, and all work. Each is compiled and tried once in a process."""
-    depth = weight.shape[1]
-    if depth % 8 or weight.dtype.itemsize != 2 or not weight.is_cuda or not _here(weight.device.index):
+    if not can_run(weight):
         return False
+    depth = weight.shape[1]
     found = dict.fromkeys(_pick(table, tokens, width, depth) for tokens in range(64, table[-1][0] + 1, 64))
     tiles = [tile for tile in found if tile is not None]
     return bool(tiles) and all(works(tile) for tile in tiles)

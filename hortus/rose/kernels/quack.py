@@ -88,13 +88,13 @@ _TURNED_TILE = 128
 """The side of a tile of `turned`."""
 
 
-def fill(tokens: int, width: int) -> bool:
-    """Whether `turned`'s tiles of [tokens, width] keep the multiprocessors busy to three quarters. Pure.
+def fill(tokens: int, width: int, rows: int = _TURNED_TILE, cols: int = _TURNED_TILE) -> bool:
+    """Whether tiles of rows x cols, `turned`'s, of [tokens, width] keep the multiprocessors busy to three quarters. Pure.
 
     One H200, 4,096 columns, us with norm and rotation, the library's product first: 512 tokens 11.8 and 10.5, 640 13.4 and 16.9,
     768 15.1 and 15.1, 1,024 20.3 and 16.4. In many waves a last one that is not full no longer counts.
     """
-    tiles = -(-tokens // _TURNED_TILE) * -(-width // _TURNED_TILE)
+    tiles = -(-tokens // rows) * -(-width // cols)
     waves = -(-tiles // PROCESSORS)
     return 10 * tiles > 28 * PROCESSORS or 4 * tiles >= 3 * waves * PROCESSORS
 

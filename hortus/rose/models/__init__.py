@@ -98,6 +98,9 @@ class Kit:
     """A way of its own through all post-norm layers for few tokens, where the device has one."""
     attended: AttendedFactory | None = None
     """Rotation and attention as one for few tokens, where the device has that."""
+    added: LinearFactory | None = None
+    """As linear, where the device has it, for products that ops.add_layer_norm or add_layer_norm_ adds and nobody else
+    reads: it may leave them in parts, [P, T, out] float32."""
 
 
 class Spec(Protocol):

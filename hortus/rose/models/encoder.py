@@ -22,7 +22,7 @@ from torch import Tensor
 from hortus.rose.attention import Attention, Bias
 from hortus.rose.attention.relative import DistanceBias
 from hortus.rose.kernels.few import FEW_TOKENS, Few, LayerWeights
-from hortus.rose.kernels.linear import Linear
+from hortus.rose.kernels.linear import Linear, LinearFactory
 from hortus.rose.models import Classifier, Family, Kit, Step, Weights
 from hortus.rose.models.adapters import Adapted
 from hortus.rose.models.convolution import Neighbours, as_matrix
@@ -93,6 +93,8 @@ class Encoder:
         self._neighbours = _neighbours(spec, weights, kit)
         self._few = _few(spec, kit, blocks, biases)
         wide = _as_it_is if self._adapted is None else self._adapted.wide
+        # An adapter adds to the product first.
+        added = kit.added if kit.added is not None and self._adapted is None else kit.linear
         self._layers = []
         for n in range(spec.layers):
             at = f"{names.layer}{n}."
@@ -102,9 +104,9 @@ class Encoder:
                     qkv=wide(_qkv(spec, kit, block, self._rotary.get(windowed[n])), at + names.qkv[0]),
                     windowed=windowed[n],
                     attention=attention[n],
-                    out=wide(kit.linear(*block.out), at + names.out),
+                    out=wide(added(*block.out), at + names.out),
                     attention_norm=block.attention_norm,
-                    mlp=_mlp(spec, kit, block, wide, at),
+                    mlp=_mlp(spec, kit, block, added, wide, at),
                     mlp_norm=block.mlp_norm,
                 )
             )
@@ -250,10 +252,15 @@ def _as_it_is(run: Callable[..., Tensor], name: str) -> Callable[..., Tensor]:
 
 
 def _mlp(
-    spec: EncoderSpec, kit: Kit, block: Block, wide: Callable[..., Callable[..., Tensor]], at: str
+    spec: EncoderSpec,
+    kit: Kit,
+    block: Block,
+    added: LinearFactory,
+    wide: Callable[..., Callable[..., Tensor]],
+    at: str,
 ) -> Callable[[Tensor], Tensor]:
-    """wide: as Adapted.wide. at: the block's names begin so."""
-    down = wide(kit.linear(*block.down), at + spec.names.down)
+    """added: as Kit.added. wide: as Adapted.wide. at: the block's names begin so."""
+    down = wide(added(*block.down), at + spec.names.down)
     if spec.gated is None:
         activated: Callable[[Tensor], Any]
         if spec.adapters is None:

@@ -16,7 +16,20 @@ from hortus.bench.tiles import ROOM as MOST
 from hortus.bench.tiles import Product, cut, neighbours
 from hortus.rose.attention import fa4
 from hortus.rose.gpu import BATCH_TOKENS, PIECE_TOKENS, PIECES, REHEARSED
-from hortus.rose.kernels import PROCESSORS, attend, dense, heads, launch, linear, pooling, preload, quack, rms, skinny
+from hortus.rose.kernels import (
+    PROCESSORS,
+    attend,
+    biased,
+    dense,
+    heads,
+    launch,
+    linear,
+    pooling,
+    preload,
+    quack,
+    rms,
+    skinny,
+)
 from hortus.rose.kernels.skinny import Tile
 
 TOKENS = (1, 16, 17, 63, 64, 65, 128, 129, 192, 256, 257, 320, 512, 513, 4096)
@@ -162,8 +175,8 @@ def kernels(
     tokens: int, sequences: int, hidden: int, inner: int, q_heads: int, kv_heads: int, head_dim: int
 ) -> list[object]:
     """What a step of so many tokens is run by, wherever sizes decide. (quack's products are compiled before any step.)"""
-    sums = [preload.added(tokens, hidden, depth) for depth in (q_heads * head_dim, inner)]
     width, mixed = (q_heads + 2 * kv_heads) * head_dim, q_heads * head_dim
+    sums = [pick(tokens, hidden, depth) for depth in (mixed, inner) for pick in (preload.added, biased.summed)]
     cut = fa4.tile(tokens, sequences, q_heads, head_dim)
     return [
         ("o", skinny.split(tokens, hidden, mixed)),
