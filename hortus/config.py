@@ -247,6 +247,12 @@ class RoseConfig:
         "Attention backend. auto follows the measured table; a name forces one and fails at start if it cannot run.",
         choices=("auto", "twin", "varlen", "fa4", "flashinfer_fa2", "flashinfer_fa3"),
     )
+    products: str = knob(
+        "auto",
+        "Who multiplies on a GPU. auto: kernels of this project and of quack where they were measured to be the faster. "
+        "library: PyTorch's products alone, to find a fault, or for a first start that compiles less.",
+        choices=("auto", "library"),
+    )
     cuda_graphs: bool = knob(True, "Replay captured CUDA graphs for small steps. Turn off to find a fault.")
     graph_max_tokens: int = knob(
         17408, "No graph is captured for steps of more tokens than this; eager is as fast there.", low=64

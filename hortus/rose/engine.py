@@ -215,11 +215,14 @@ def _kit(
             raise StartError(f"--attention {config.attention} cannot run this model ({WITH_BIAS}); use auto or twin")
         return made[-1] if unseen is None else unseen.around(made[-1], heads, bias)
 
+    by_library = config.products == "library"
     if config.dtype == "fp8":
         from hortus.rose.kernels import fp8
 
         fp8.prove(device)
-        return Kit(ops=fp8, linear=fp8.linear, attention=open_gpu), made
+        return Kit(ops=fp8, linear=fp8.library if by_library else fp8.linear, attention=open_gpu), made
+    if by_library:
+        return Kit(ops=fused, linear=linear.library, attention=open_gpu), made
     # It has an attention of its own, so not where another is asked for.
     joined: AttendedFactory | None = None
     if config.attention == "auto" and unseen is None:

@@ -31,7 +31,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from hortus.rose.kernels import preload, quack, skinny
 from hortus.rose.kernels.launch import early, roomy
-from hortus.rose.kernels.linear import Linear, LinearFactory
+from hortus.rose.kernels.linear import Linear, LinearFactory, library
 from hortus.rose.kernels.rms import add_rms_norm_, sum_rms_norm_
 
 MANY_GATED = 193
@@ -67,15 +67,17 @@ def paired(gate: Tensor, up: Tensor) -> Tensor:
     return torch.stack([gate, up], 1).flatten(0, 1)
 
 
-def _fast(weight: Tensor) -> bool:
-    return weight.is_cuda and weight.dtype in (torch.bfloat16, torch.float16) and roomy(weight)
+def _fast(weight: Tensor, linear: LinearFactory) -> bool:
+    return (
+        linear is not library and weight.is_cuda and weight.dtype in (torch.bfloat16, torch.float16) and roomy(weight)
+    )
 
 
 def product(weight: Tensor, bias: Tensor | None, linear: LinearFactory) -> Linear:
     """x weight^T + bias."""
     width, depth = weight.shape
     large = linear(weight, bias)
-    if bias is not None or not _fast(weight):
+    if bias is not None or not _fast(weight, linear):
         return large
 
     def run(x: Tensor) -> Tensor:
@@ -108,7 +110,7 @@ class Gated:
 
 def gated(gate: Tensor, up: Tensor, linear: LinearFactory) -> Linear:
     """As twin.gated."""
-    if _fast(gate):
+    if _fast(gate, linear):
         return Gated(gate, up)
     whole = linear(paired(gate, up))
     return lambda x: silu_pairs(whole(x))
@@ -139,7 +141,7 @@ def add_norm(
     weight: Tensor, bias: Tensor | None, norm: Tensor, eps: float, linear: LinearFactory, *, last: bool = False
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """As twin.add_norm."""
-    if bias is None and _fast(weight):
+    if bias is None and _fast(weight, linear):
         return Added(weight, norm, eps)
     whole = linear(weight, bias)
     return lambda x, residual: add_rms_norm_(whole(x), residual, norm, eps)

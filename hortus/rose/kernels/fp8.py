@@ -78,6 +78,11 @@ def linear(weight: Tensor, bias: Tensor | None = None, activation: str | None = 
     return product if activation is None else lambda x: ACTIVATIONS[activation](product(x))
 
 
+def library(weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Linear:
+    """As linear; beside this one nothing else multiplies."""
+    return linear(weight, bias, activation)
+
+
 def _product(weight: Quantised, bias: Tensor | None, dtype: torch.dtype) -> Linear:
     return lambda x: _multiplied(_quantised(x), weight, bias, dtype)
 
@@ -111,7 +116,8 @@ def gated(gate: Tensor, up: Tensor, linear: LinearFactory) -> Callable[[Rows], R
     """As twin.gated; what it gives is quantised."""
     pairs = paired(gate, up)
     fits = pairs.dtype == torch.bfloat16 and pairs.shape[0] % MULTIPLE == pairs.shape[1] % MULTIPLE == 0
-    many = quack.gated_e4m3(pairs.device.index) if fits and pairs.is_cuda and quack.here(pairs.device.index) else None
+    fits = fits and linear is not library and pairs.is_cuda
+    many = quack.gated_e4m3(pairs.device.index) if fits and quack.here(pairs.device.index) else None
     if many is None:
         whole = linear(pairs)
         return lambda x: quantise.silu_pairs(whole(x))

@@ -25,7 +25,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from hortus.rose.kernels import dense, preload, quack
 from hortus.rose.kernels.launch import early
-from hortus.rose.kernels.linear import LinearFactory
+from hortus.rose.kernels.linear import LinearFactory, library
 
 MANY_TURNED = 385
 """Tokens from which quack.py's product with the fused epilogue can be the faster, on one H200: quack.fill decides."""
@@ -182,7 +182,9 @@ class Turned:
         self.product = dense.product(self.weight, self.bias, linear)
         self._turned, self._few, self._many = heads + kv_heads, False, None
         # In two bytes a value only: the angles are halves, and products of float32 would be rounded too.
-        fits = self.weight.dtype.itemsize == 2 and self.weight.shape[1] % 8 == 0 and bias is None
+        fits = (
+            self.weight.dtype.itemsize == 2 and self.weight.shape[1] % 8 == 0 and bias is None and linear is not library
+        )
         if fits and self.q_norm is not None and self.k_norm is not None and _may_turn(rotary.cos):
             each = [
                 self.q_norm.repeat(heads),

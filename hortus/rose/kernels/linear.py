@@ -49,6 +49,11 @@ def plain(weight: Tensor, bias: Tensor | None = None, activation: str | None = N
     return run
 
 
+def library(weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Linear:
+    """As plain. A device that is given this one multiplies by nothing else, whatever kernels of its own it has."""
+    return plain(weight, bias, activation)
+
+
 FEW = 32
 """Up to this many tokens, `swapped` multiplies the other way round. Measured: docs/decisions/002-cpu-path.md."""
 

@@ -130,6 +130,8 @@ def test_the_product_that_turns_is_for_two_bytes_and_aligned_rows(
     weight = torch.ones(4 * 128, hidden, dtype=getattr(torch, dtype))
     heads.Turned(weight, None, norm, norm, rotary, 2, 1, 1e-6, linear.plain)
     assert len(asked) == taken
+    heads.Turned(weight, None, norm, norm, rotary, 2, 1, 1e-6, linear.library)
+    assert len(asked) == taken
     least = heads.FEW_TURNED if few else heads.MANY_TURNED
     rows = rotary.at(torch.zeros(least, dtype=torch.int32)).rows
     assert (rows is not None) == bool(taken and (few or many))
@@ -295,4 +297,5 @@ def test_a_gpu_with_little_shared_memory_multiplies_by_the_library(
 ) -> None:
     monkeypatch.setattr(launch, "_shared", lambda index: kilobytes * 1024)
     weight = SimpleNamespace(is_cuda=True, device=SimpleNamespace(index=0), dtype=torch.bfloat16)
-    assert dense._fast(weight) == ours
+    assert dense._fast(weight, linear.plain) == ours
+    assert not dense._fast(weight, linear.library), "--products library"
