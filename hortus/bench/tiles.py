@@ -1,18 +1,25 @@
 """`hortus bench engine --parts tiles`: other cuts of the products of few tokens, each judged in whole steps.
 
-It is how the tables of kernels/skinny.py came about, and how they would for another GPU or another width. A product timed alone
-says little: one that leaves half of the multiprocessors to the kernels after it may be slower alone and faster in a step. So for
-every product that a step of so many tokens asks skinny.py for, each cut that is one change away from today's gets an engine of
-its own on the same weights, and all of them take turns. The least of the list is the next table; run it again from there until
-nothing gains. Some 30 cuts a size, one to two minutes. Needs a GPU.
+It is how the tables of kernels/skinny.py and preload.py came about, and how they would for another GPU or another width. A
+product timed alone says little: one that leaves half of the multiprocessors to the kernels after it may be slower alone and
+faster in a step. So for every product that a step of so many tokens asks one of the two for, each cut that is one change away
+from today's gets an engine of its own on the same weights, and all of them take turns. What a table has no cut for is not
+varied. Some 60 cuts a size, each compiled for a second or two. Needs a GPU.
+
+How a new table is written: the least of the list names a module, its function, a size and a cut, in the order of Tile's
+fields. Put that cut first among those for so many tokens in that function's table, and run this again until nothing is less
+than "as it is". A cut of up to two rounds of programs is tried, but a table gives none outside of its bounds (one round;
+preload.py's FEWEST and MOST_DEPTH): then these change too. Last, merge what is as good: each of preload.py's cuts is
+compiled when a machine first starts.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -24,61 +31,89 @@ from hortus.types import Float32
 if TYPE_CHECKING:
     from hortus.bench.engine import Bench
     from hortus.rose.gpu import GpuEngine
-    from hortus.rose.kernels.skinny import Tile
+    from hortus.rose.kernels import preload, skinny
 
-SIZES = (16, 64, 128, 256, 320, 512)
+    Tile: TypeAlias = skinny.Tile | preload.Tile
+
+SIZES = (16, 64, 128, 192, 256, 320, 384, 512, 768)
 SECONDS = 10.0
 """All cuts of one size take turns for so long."""
 LEAST_COSINE = 0.9995
 ROOM = 227 * 1024
 """Bytes of shared memory that a program may hold on Hopper."""
+TABLES = {"skinny": ("split", "whole", "gated"), "preload": ("gated", "added", "turned")}
+"""Modules of rose/kernels, and their functions that give a cut."""
+MOST_COLS = {64: 256, 128: 256, 192: 256, 256: 256, 320: 160}
+"""Of a tile of so many rows: what quack's kernel for Hopper allows, and preload.py so far."""
 
 
 class Product(NamedTuple):
-    """What skinny.py is asked for."""
+    """What a table is asked for."""
 
+    module: str
     kind: str
-    """split, whole or gated: its function's name."""
+    """Its function's name."""
     width: int
     depth: int
 
 
 def neighbours(tile: Tile, product: Product, tokens: int) -> list[Tile]:
-    """Cuts with one thing changed that are even, run within two rounds and fit a program's shared memory. Pure."""
-    steps: dict[str, tuple[int, ...]] = {
+    """Cuts with one thing changed that can run, within two rounds. Pure."""
+    values, can_run = (_skinny if product.module == "skinny" else _preload)(tile, product)
+    # preload.py counts the weight's rows, skinny.py those of what comes out.
+    width = 2 * product.width if product[:2] == ("preload", "gated") else product.width
+    others = [tile._replace(**{field: value}) for field, each in values.items() for value in each]
+    return [o for o in others if o != tile and can_run(o) and o.programs(tokens, width) <= 2 * PROCESSORS]
+
+
+_Ways: TypeAlias = tuple[dict[str, tuple[Any, ...]], Callable[[Any], bool]]
+"""What each field of a tile may be, and whether a tile can run at all."""
+
+
+def _skinny(tile: Any, product: Product) -> _Ways:
+    values = {
         "rows": (16, 32, 64, 128),
         "cols": (16, 32, 64, 128),
         "depth": (32, 64, 128, 256),
-        "parts": (1, 2, 4, 8) if product.kind == "split" else (tile.parts,),
+        "parts": (2, 4, 8) if product.kind == "split" else (1,),  # split leaves its parts to the norm
         "warps": (2, 4, 8),
         "stages": tuple(range(max(2, tile.stages - 2), tile.stages + 3)),
     }
-    found = []
-    for field, values in steps.items():
-        for value in values:
-            other = tile._replace(**{field: value})
-            taken = 2 * other.cols if product.kind == "gated" else other.cols
-            runs = (
-                other.divides(product.width, product.depth) and other.programs(tokens, product.width) <= 2 * PROCESSORS
-            )
-            fits = (other.rows + taken) * other.depth * 2 * other.stages <= ROOM
-            split = other.parts > 1 or product.kind != "split"  # a product in parts leaves them to the norm
-            if other != tile and runs and fits and split:
-                found.append(other)
-    return found
+
+    def can_run(other: skinny.Tile) -> bool:
+        taken = 2 * other.cols if product.kind == "gated" else other.cols
+        fits = (other.rows + taken) * other.depth * 2 * other.stages <= ROOM
+        return fits and other.divides(product.width, product.depth)
+
+    return values, can_run
+
+
+def _preload(tile: Any, product: Product) -> _Ways:
+    from hortus.rose.kernels import preload
+
+    values = {
+        "rows": tuple(MOST_COLS),
+        "cols": (128,) if product.kind == "turned" else tuple(range(32, 257, 32)),  # turned: a head
+        "cluster": ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2)),
+        "parts": (1, 2, 3, 4, 8) if product.kind == "added" else (1,),
+    }
+
+    def can_run(other: preload.Tile) -> bool:
+        return other.cols <= MOST_COLS[other.rows] and product.depth % (other.parts * preload.DEPTH) == 0
+
+    return values, can_run
 
 
 @contextlib.contextmanager
 def cut(tokens: int, chosen: dict[Product, Tile], seen: dict[Product, Tile] | None = None) -> Iterator[None]:
     """While it lasts, products of so many rows are cut as chosen; seen: what was asked for, and given."""
-    from hortus.rose.kernels import skinny
+    modules = {name: importlib.import_module(f"hortus.rose.kernels.{name}") for name in TABLES}
+    before = {(name, kind): getattr(modules[name], kind) for name, kinds in TABLES.items() for kind in kinds}
 
-    before = {kind: getattr(skinny, kind) for kind in ("split", "whole", "gated")}
-
-    def other(kind: str) -> Callable[[int, int, int], Tile | None]:
+    def other(name: str, kind: str) -> Callable[[int, int, int], Tile | None]:
         def choose(rows: int, width: int, depth: int) -> Tile | None:
-            product = Product(kind, width, depth)
-            tile: Tile | None = before[kind](rows, width, depth)
+            product = Product(name, kind, width, depth)
+            tile: Tile | None = before[name, kind](rows, width, depth)
             if rows == tokens:
                 tile = chosen.get(product, tile)
                 if seen is not None and tile is not None:
@@ -87,13 +122,13 @@ def cut(tokens: int, chosen: dict[Product, Tile], seen: dict[Product, Tile] | No
 
         return choose
 
-    for kind in before:
-        setattr(skinny, kind, other(kind))
+    for name, kind in before:
+        setattr(modules[name], kind, other(name, kind))
     try:
         yield
     finally:
-        for kind, function in before.items():
-            setattr(skinny, kind, function)
+        for (name, kind), function in before.items():
+            setattr(modules[name], kind, function)
 
 
 def tiles(b: Bench) -> None:
@@ -115,11 +150,12 @@ def _size(b: Bench, tokens: int) -> None:
     engines = {"as it is": base}
     for product, tile in seen.items():
         for other in neighbours(tile, product, rows):
-            name = f"{product.kind} {product.width} x {product.depth}: {' '.join(map(str, other))}"
+            name = f"{product.module}.{product.kind} {product.width} x {product.depth}: {' '.join(map(str, other))}"
             try:
                 engine, got = made({product: other})
             except Exception as e:  # noqa: BLE001  a compiler's or a driver's: this cut is not one
-                print(f"  {name} does not run: {type(e).__name__}: {str(e).splitlines()[0][:80]}", flush=True)
+                said = str(e).partition("\n")[0][:80]  # nothing, of a bare assert
+                print(f"  {name} does not run: {type(e).__name__}: {said}", flush=True)
                 continue
             if float(reference.cosines(got, want).min()) >= LEAST_COSINE:
                 engines[name] = engine

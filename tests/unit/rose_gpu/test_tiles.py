@@ -228,40 +228,95 @@ def test_a_rehearsal_meets_every_kernel(shape: str, most: int) -> None:
             assert kernel in met, f"{tokens} tokens in {sequences} sequences run {kernel}, which no rehearsal does"
 
 
-def test_the_search_tries_cuts_that_can_run() -> None:
-    for tokens, product in itertools.product(
-        (16, 64, 128, 256), (Product("split", 1024, 2048), Product("gated", 3072, 1024))
-    ):
-        today = getattr(skinny, product.kind)(tokens, product.width, product.depth)
-        others = neighbours(today, product, tokens)
-        assert len(others) == len(set(others)) >= 5
-        assert today not in others
-        taken = 2 if product.kind == "gated" else 1
-        for tile in others:
-            assert sum(a != b for a, b in zip(tile, today, strict=True)) == 1
-            assert product.width % tile.cols == 0
-            assert product.depth % (tile.parts * tile.depth) == 0
-            assert (tile.parts > 1) == (product.kind == "split")
-            assert (tile.rows + taken * tile.cols) * tile.depth * 2 * tile.stages <= MOST
+def _searched(module: str, kind: str, width: int, depth: int, tokens: int) -> tuple[object, list[object], Product]:
+    product = Product(module, kind, width, depth)
+    today = getattr({"skinny": skinny, "preload": preload}[module], kind)(tokens, width, depth)
+    others = neighbours(today, product, tokens)
+    assert len(others) == len(set(others)) >= 5
+    for tile in others:
+        assert sum(a != b for a, b in zip(tile, today, strict=True)) == 1, "one change"
+    return today, others, product
+
+
+@pytest.mark.parametrize("tokens", [16, 64, 128, 256])
+@pytest.mark.parametrize("asked", [("split", 1024, 2048), ("gated", 3072, 1024), ("whole", 4096, 1024)])
+def test_the_search_tries_cuts_that_can_run(asked: tuple[str, int, int], tokens: int) -> None:
+    _, others, product = _searched("skinny", *asked, tokens)
+    taken = 2 if product.kind == "gated" else 1
+    for tile in others:
+        assert tile.divides(product.width, product.depth)
+        assert tile.programs(tokens, product.width) <= 2 * PROCESSORS
+        assert (tile.parts > 1) == (product.kind == "split")
+        assert (tile.rows + taken * tile.cols) * tile.depth * 2 * tile.stages <= MOST
+
+
+@pytest.mark.parametrize("tokens", tiles.SIZES)
+@pytest.mark.parametrize(
+    "asked", [("gated", 3072, 1024), ("added", 1024, 2048), ("added", 1024, 3072), ("turned", 4096, 1024)]
+)
+def test_the_search_tries_cuts_that_quacks_kernel_allows(asked: tuple[str, int, int], tokens: int) -> None:
+    if getattr(preload, asked[0])(tokens, *asked[1:]) is None:
+        return  # nothing to vary
+    _, others, product = _searched("preload", *asked, tokens)
+    for tile in others:
+        assert tile.rows in (64, 128, 192, 256, 320)
+        assert tile.cols % 32 == 0
+        assert 32 <= tile.cols <= (160 if tile.rows == 320 else 256)
+        assert tile.cols == 128 or product.kind != "turned", "a head"
+        assert math.prod(tile.cluster) <= 4
+        assert tile.parts == 1 or product.kind == "added"
+        assert product.depth % (tile.parts * 64) == 0
+        weight_rows = 2 * product.width if product.kind == "gated" else product.width
+        assert tile.programs(tokens, weight_rows) <= 2 * PROCESSORS
+
+
+def test_the_search_varies_each_field_of_a_tile_that_reads_weights_ahead() -> None:
+    today, others, _ = _searched("preload", "added", 1024, 3072, 256)
+    assert today == preload.Tile(64, 64, (1, 4))
+    assert {t.rows for t in others} == {64, 128, 192, 256, 320}
+    assert {t.cols for t in others} == {*range(32, 257, 32)}
+    assert {t.cluster for t in others} == {(1, 1), (1, 2), (1, 4), (2, 1), (2, 2)}
+    assert {t.parts for t in others} == {1, 2, 3, 4}, "8 are more than two rounds"
+    split = preload.Tile(64, 64, (1, 1), 4)
+    assert split._replace(parts=1) in neighbours(split, Product("preload", "added", 1024, 2048), 64)
+    few = neighbours(split, Product("preload", "added", 1024, 2048), 64)
+    assert {t.parts for t in few} == {1, 2, 4, 8}, "2,048 are not cut in three"
 
 
 def test_the_search_cuts_one_product_of_one_size_for_as_long_as_it_lasts() -> None:
-    o, other, seen = Product("split", 1024, 2048), Tile(64, 64, 64, 8, 4, 5), {}
+    o, other, seen = Product("skinny", "split", 1024, 2048), Tile(64, 64, 64, 8, 4, 5), {}
+    ahead, ahead_other = Product("preload", "gated", 3072, 1024), preload.Tile(64, 128, (1, 2))
     down, larger = skinny.split(64, 1024, 3072), skinny.split(65, 1024, 2048)
-    before = skinny.split
-    with cut(64, {o: other}, seen):
+    same_name, wider = skinny.gated(64, 3072, 1024), preload.gated(65, 3072, 1024)
+    before = {(module, kind): getattr(module, kind) for module, kind in _functions()}
+    with cut(64, {o: other, ahead: ahead_other}, seen):
         assert skinny.split(64, 1024, 2048) == other
         assert skinny.split(64, 1024, 3072) == down
         assert skinny.split(65, 1024, 2048) == larger
         assert skinny.whole(64, 6144, 2560) is None
-    assert seen == {o: other, Product("split", 1024, 3072): down}
-    assert skinny.split is before
+        assert skinny.gated(64, 3072, 1024) == same_name, "another module's"
+        assert preload.gated(64, 3072, 1024) == ahead_other
+        assert preload.gated(65, 3072, 1024) == wider
+        assert preload.turned(64, 4096, 1024) is None, "nothing to vary"
+    assert seen == {
+        o: other,
+        Product("skinny", "split", 1024, 3072): down,
+        Product("skinny", "gated", 3072, 1024): same_name,
+        ahead: ahead_other,
+    }
+    assert {(module, kind): getattr(module, kind) for module, kind in _functions()} == before
+
+
+def _functions() -> list[tuple[object, str]]:
+    return [
+        ({"skinny": skinny, "preload": preload}[name], kind) for name, kinds in tiles.TABLES.items() for kind in kinds
+    ]
 
 
 def test_the_search_tells_the_best_and_what_there_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A step here takes as long as its cut is deep; one cut does not run, and one is wrong."""
+    """A step here takes as long as its cut is deep; some do not run, for a reason or without a word, and one is wrong."""
     monkeypatch.setattr(tiles, "SECONDS", 0.5)
 
     class Engine:
@@ -269,11 +324,14 @@ def test_the_search_tells_the_best_and_what_there_is(
             tile = skinny.split(64, 1024, 2048)
             assert tile is not None
             self.tile = getattr(self, "tile", tile)
+            self.ahead = getattr(self, "ahead", preload.added(64, 1024, 2048))
             return self
 
         def result(self) -> np.ndarray:
             if self.tile.warps == 8:
                 raise RuntimeError("out of resources\nand more")
+            if self.ahead.cluster == (2, 2):
+                raise AssertionError
             time.sleep(self.tile.depth / 1e5)
             return np.array([[1.0, -1.0 if self.tile.stages == 4 else 1.0]], np.float32)
 
@@ -282,11 +340,12 @@ def test_the_search_tells_the_best_and_what_there_is(
     told: list[str] = []
     bench = SimpleNamespace(batch=lambda n: n, again=Engine, add=lambda note, **_: told.append(note))
     tiles._size(bench, 40)
-    assert told[0].startswith("tiles: split 1024 x 2048: 64 32 32 "), "the least deep"
+    assert told[0].startswith("tiles: skinny.split 1024 x 2048: 64 32 32 "), "the least deep"
     assert "tiles: as it is" in told
     said = capsys.readouterr().out
     assert "64 32 128 4 8 5 does not run: RuntimeError: out of resources\n" in said
-    assert "WRONG: split 1024 x 2048: 64 32 128 4 4 4" in said
+    assert "preload.added 1024 x 2048: 64 64 (2, 2) 4 does not run: AssertionError: \n" in said
+    assert "WRONG: skinny.split 1024 x 2048: 64 32 128 4 4 4" in said
 
 
 @pytest.mark.parametrize(
