@@ -52,12 +52,12 @@ KERNELS = {
     ),
     "add_layer_norm": (
         layernorm._add_layer_norm,
-        {"WIDTH": 384, "BLOCK": 512, "ROWS": 1, "BIAS": True, "GROW": False, "EARLY": True},
+        {"WIDTH": 384, "BLOCK": 512, "ROWS": 1, "PARTS": 3, "BIAS": True, "GROW": False, "EARLY": True},
         2,
     ),
     "add_layer_norm of rows": (
         layernorm._add_layer_norm,
-        {"WIDTH": 768, "BLOCK": 1024, "ROWS": 4, "BIAS": False, "bias": None, "GROW": True, "EARLY": True},
+        {"WIDTH": 768, "BLOCK": 1024, "ROWS": 4, "PARTS": 1, "BIAS": False, "bias": None, "GROW": True, "EARLY": True},
         4,
     ),
     "glu": (layernorm._glu, {"INNER": 1152, "FIRST": 0, "ACT": 0, "BLOCK": 1024, "EARLY": True}, 4),
