@@ -52,6 +52,8 @@ class Summary:
     failed: dict[int, int]
     cpu_ms: float | None = None
     """The target's processor time an answer."""
+    best_ms: float | None = None
+    """Least median of a round."""
 
 
 def summary(rounds: Sequence[Load]) -> Summary:
@@ -66,7 +68,8 @@ def summary(rounds: Sequence[Load]) -> Summary:
     rate = float(np.median([x.requests_per_s for x in rounds]))
     cores = every.client_cpu_s / every.seconds if every.seconds else 0.0
     cpu = None if every.target_cpu_s is None else 1000 * every.target_cpu_s / len(every.latencies_ms)
-    return Summary(median, p99, rate, len(every.latencies_ms), spread, cores, every.failed, cpu)
+    best = min([m for x in rounds if len(x.latencies_ms) and (m := _among(x, 50)) is not None], default=None)
+    return Summary(median, p99, rate, len(every.latencies_ms), spread, cores, every.failed, cpu, best)
 
 
 def _among(load: Load, percent: float) -> float | None:
@@ -307,7 +310,7 @@ class Run:
             suite=suite, target=target.name, model=self.setting.folder.name, dtype=self.dtype, batch=batch, tokens=tokens,
             clients=clients, median_ms=s.median_ms, p99_ms=s.p99_ms, requests_per_s=s.requests_per_s,
             rounds=s.answers or None, note="; ".join(notes), cosine=self._cosine.get(target.name),
-            cpu_ms=s.cpu_ms,
+            cpu_ms=s.cpu_ms, best_ms=s.best_ms,
         )  # fmt: skip
         if s.requests_per_s and batch and tokens:
             record.tokens_per_s = s.requests_per_s * batch * tokens

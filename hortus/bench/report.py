@@ -91,14 +91,19 @@ def _slug(text: str, taken: Collection[str]) -> str:
     return next(name for n in count(1) if (name := short if n == 1 else f"{short}-{n}") not in taken)
 
 
-def spreads(records: Sequence[Record]) -> list[tuple[Record, float]]:
-    """(latest, largest relative difference of medians) of every case measured more than once."""
+def spreads(records: Sequence[Record]) -> list[tuple[Record, float, float | None]]:
+    """(latest, largest relative difference of medians, and of best rounds) of every case measured more than once."""
     found = []
     for runs in latest(records).values():
-        ms = [r.median_ms for r in runs if r.median_ms]
-        if len(ms) > 1:
-            found.append((runs[-1], (max(ms) - min(ms)) / min(ms)))
+        median = _spread([r.median_ms for r in runs])
+        if median is not None:
+            found.append((runs[-1], median, _spread([r.best_ms for r in runs])))
     return found
+
+
+def _spread(values: Sequence[float | None]) -> float | None:
+    known = [v for v in values if v]
+    return (max(known) - min(known)) / min(known) if len(known) > 1 else None
 
 
 def page(records: Sequence[Record], pictures: dict[str, list[str]]) -> str:
@@ -123,12 +128,14 @@ def page(records: Sequence[Record], pictures: dict[str, list[str]]) -> str:
     if repeats := spreads(records):
         far = sorted(repeats, key=lambda x: -x[1])
         again = [
-            [label(r), r.suite, r.model, _size(r), cell(r.clients), str(case(r)[-1]), f"{s:.1%}"] for r, s in far[:20]
-        ]
+            [label(r), r.suite, r.model, _size(r), cell(r.clients), str(case(r)[-1]), f"{s:.1%}",
+             "-" if best is None else f"{best:.1%}"]
+            for r, s, best in far[:20]
+        ]  # fmt: skip
         parts += [
             f"## Repeated cases\n\n{len(far)} cases were measured more than once; the median case differs by "
             f"{far[len(far) // 2][1]:.1%}. Those that differ most:",
-            grid(["target", "suite", "model", "size", "clients", "what", "medians differ by"], again),
+            grid(["target", "suite", "model", "size", "clients", "what", "medians differ by", "best rounds by"], again),
         ]
     return "\n\n".join(parts) + "\n"
 
@@ -154,12 +161,13 @@ def _other(r: Record) -> bool:
 _Column = tuple[str, Callable[[Record], object]]
 _WHO: tuple[_Column, ...] = (("target", label), ("size", _size))
 _TIMES: tuple[_Column, ...] = (("median ms", lambda r: r.median_ms), ("p99 ms", lambda r: r.p99_ms))
+_BEST: _Column = ("best round ms", lambda r: r.best_ms)
 _CLIENTS: _Column = ("clients", lambda r: r.clients)
 _RATE: _Column = ("requests/s", lambda r: r.requests_per_s)
 _CPU: _Column = ("processor ms", lambda r: r.cpu_ms)
 _CORES: _Column = ("client cores", lambda r: r.client_cores)
 _SIZED_COLUMNS = (
-    ("suite", lambda r: r.suite), *_WHO, _CLIENTS, *_TIMES, ("tokens/s", lambda r: r.tokens_per_s),
+    ("suite", lambda r: r.suite), *_WHO, _CLIENTS, *_TIMES, _BEST, ("tokens/s", lambda r: r.tokens_per_s),
     ("against the first", lambda r: r.ratio), _CPU, ("least cosine", lambda r: r.cosine), ("commit", lambda r: r.commit),
 )  # fmt: skip
 _CLIENT_COLUMNS = (*_WHO, _CLIENTS, _RATE, *_TIMES, _CPU, _CORES)

@@ -47,12 +47,14 @@ def test_percentiles_and_rounds():
     assert s.requests_per_s == pytest.approx((100 / 10 + 100 / 20) / 2)
     assert s.answers == 200
     assert s.spread == pytest.approx((150.5 - 50.5) / 100.5)
+    assert s.best_ms == 50.5
     assert s.client_cores == pytest.approx(0.1)
     assert summary([Load(np.zeros(0), 0.0)]).median_ms is None
     # What had no good answer is later than any that had one, not left out.
     for failures, p50, p99 in ((1, 51, 100), (2, 52, None), (90, 96, None), (101, None, None)):
         s = summary([Load(np.arange(1.0, 101.0), 10.0, failed={429: failures})])
         assert (s.median_ms, s.p99_ms, s.failed) == (p50, p99, {429: failures})
+        assert s.best_ms == p50
 
 
 def test_cosines_see_what_is_not_finite():
@@ -109,8 +111,12 @@ def test_results_hold_no_secret_and_a_command_that_can_be_repeated():
 def test_the_latest_run_of_a_case_counts_and_the_spread_is_told():
     newest = {report.case(r): r for g in report.groups(SAMPLE) for r in g.records}
     assert newest[report.case(SAMPLE[0])].median_ms == 14.0
-    [(record, spread)] = report.spreads(SAMPLE)
-    assert (record.tokens, spread) == (128, pytest.approx(14 / 12.8 - 1))
+    [(record, spread, best)] = report.spreads(SAMPLE)
+    assert (record.tokens, spread, best) == (128, pytest.approx(14 / 12.8 - 1), None)
+    twice = [replace(SAMPLE[0], best_ms=ms) for ms in (12.0, 12.3)]
+    [(_, spread, best)] = report.spreads(twice)
+    assert (spread, best) == (0, pytest.approx(0.025))
+    assert report.page(twice, {}).split()[-4:] == ["0.0%", "|", "2.5%", "|"]
     assert len(newest) == len(SAMPLE) - 1
 
 
