@@ -61,8 +61,8 @@ def read_weights(
             wrong.append(f"{stored} holds {tensor.dtype}: quantised weights are not supported")
         else:
             # A copy in any case: safetensors gives views of the file, and whoever writes into it would change the model that is
-            # served, or end the process where it has become shorter.
-            weights[name] = tensor.to(device=device, dtype=dtype, copy=True)
+            # served, or end the process where it has become shorter. Row by row: a pickle keeps strides, and kernels walk memory.
+            weights[name] = tensor.to(device=device, dtype=dtype, copy=True, memory_format=torch.contiguous_format)
     missing = [name for name in shapes if name not in came_from]
     faults = [
         *(wrong[:4] + ([f"and {len(wrong) - 4} more like these"] if len(wrong) > 4 else [])),

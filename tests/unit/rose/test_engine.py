@@ -15,7 +15,7 @@ from hortus.config import RoseConfig  # noqa: E402
 from hortus.errors import StartError  # noqa: E402
 from hortus.folder import open_folder  # noqa: E402
 from hortus.rose.engine import open_engine, pick_device, pick_dtype  # noqa: E402
-from hortus.rose.loader import canonical, dummy_weights  # noqa: E402
+from hortus.rose.loader import canonical, dummy_weights, read_weights  # noqa: E402
 from hortus.rose.modelcfg import read_spec  # noqa: E402
 from hortus.rose.models import bert  # noqa: E402
 from hortus.rose.models.encoder import Encoder  # noqa: E402
@@ -171,3 +171,17 @@ def test_a_pooling_flag_that_nobody_knows_is_refused(folder: Path) -> None:
     (folder / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(StartError, match="pooling_mode_foo is not known"):
         open_engine(open_folder(str(folder)), RoseConfig(load_format="dummy", device="cpu"))
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_weights_lie_row_by_row_however_a_pickle_has_them(tmp_path: Path, device: str) -> None:
+    """Kernels walk memory: a table whose columns lay together gave other tokens' values on a GPU, without a word."""
+    whole = torch.arange(24.0).view(4, 6)
+    stored = {"turned": whole.t(), "cut": whole[:, 1:4], "spread": whole[0, :1].expand(5, 6), "row": whole[:, 2]}
+    torch.save(stored, tmp_path / "pytorch_model.bin")
+    shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
+    read = read_weights(tmp_path, shapes, device=torch.device(device), dtype=torch.float32)
+    assert {name: tuple(tensor.shape) for name, tensor in read.items()} == shapes
+    for name, tensor in read.items():
+        assert tensor.is_contiguous(), name
+        assert device == "meta" or torch.equal(tensor, stored[name])
