@@ -67,7 +67,7 @@ def _made(
     weight: Tensor, bias: Tensor | None, activation: str | None, pick: Callable[[int, int, int], Tile | None]
 ) -> Linear:
     other = plain(weight, bias, activation)
-    if bias is None or activation not in (None, "gelu") or weight.shape[0] % 8 or not preload.can_run(weight):
+    if bias is None or activation not in (None, "gelu") or not preload.can_run(weight):
         return other
     (width, depth), works = weight.shape, functools.partial(_works, weight.dtype, weight.device.index, activation)
     found = dict.fromkeys(pick(tokens, width, depth) for tokens in range(64, MOST_TOKENS + 1, 64))
@@ -90,8 +90,9 @@ def _made(
 
 @functools.cache
 def _works(dtype: torch.dtype, index: int | None, activation: str | None, tile: Tile) -> bool:
-    x, weight = (torch.randn(n, 768, device="cuda", dtype=dtype) for n in (200, 256))
-    weight = weight / 16
+    depth = quack.DEEP * tile.parts
+    x, weight = (torch.randn(n, depth, device="cuda", dtype=dtype) for n in (200, 256))
+    weight = weight / depth**0.5
     bias = F.pad(torch.randn(1, 256, device="cuda"), (0, 0, 0, tile.parts - 1))
     want = x.float() @ weight.float().t() + bias[0]
 

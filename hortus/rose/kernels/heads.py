@@ -201,9 +201,7 @@ class Turned:
         if angles.rows is not None:
             tile = preload.turned(x.shape[0], *self.weight.shape) if self._few else None
             if tile is not None:
-                return preload.turned_product(
-                    x, self.weight, angles.rows, self._each, self._turned, self._eps, tile
-                )  # fmt: skip
+                return preload.turned_product(x, self.weight, angles.rows, self._each, self._turned, self._eps, tile)
             if self._many is not None and quack.fill(x.shape[0], self.weight.shape[0]):
                 return self._many(x, self.weight, angles.rows, self._each)
         qkv, rotary = self.product(x), self.rotary

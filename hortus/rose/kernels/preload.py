@@ -184,37 +184,35 @@ def _here(index: int | None) -> bool:
 
 def can_run(weight: Tensor) -> bool:
     """Whether the products here are for such a weight, and the package is there."""
-    fits = weight.is_cuda and weight.dtype.itemsize == 2 and weight.shape[1] % 8 == 0
+    # The copy engine reads and writes rows that begin at multiples of 16 bytes.
+    fits = weight.is_cuda and weight.dtype.itemsize == 2 and not any(size % 8 for size in weight.shape)
     return fits and _here(weight.device.index)
 
 
-def _all(weight: Tensor, table: _Table, width: int, works: Callable[[Tile], bool]) -> bool:
+def _all(weight: Tensor, table: _Table, works: Callable[[Tile], bool]) -> bool:
     """Whether there are tiles of a table for such a weight, and all work. Each is compiled and tried once in a process."""
     if not can_run(weight):
         return False
-    depth = weight.shape[1]
-    found = dict.fromkeys(_pick(table, tokens, width, depth) for tokens in range(64, table[-1][0] + 1, 64))
+    found = dict.fromkeys(_pick(table, tokens, *weight.shape) for tokens in range(64, table[-1][0] + 1, 64))
     tiles = [tile for tile in found if tile is not None]
     return bool(tiles) and all(works(tile) for tile in tiles)
 
 
 def can_gate(weight: Tensor) -> bool:
     """Whether gated_product works for this weight, by every tile that `gated` gives."""
-    width = weight.shape[0] // 2
-    return width % 8 == 0 and _all(
-        weight, _GATED, 2 * width, lambda tile: _gates(tile, weight.dtype, weight.device.index)
-    )
+    of_pairs = weight.shape[0] % 16 == 0  # what comes out is half as wide
+    return of_pairs and _all(weight, _GATED, lambda tile: _gates(tile, weight.dtype, weight.device.index))
 
 
 def can_add(weight: Tensor) -> bool:
     """Whether product works for this weight, by every tile that `added` gives."""
-    return _all(weight, _ADDED, weight.shape[0], lambda tile: _multiplies(tile, weight.dtype, weight.device.index))
+    return _all(weight, _ADDED, lambda tile: _multiplies(tile, weight.dtype, weight.device.index))
 
 
 def can_turn(weight: Tensor, heads: int, eps: float) -> bool:
     """Whether turned_product works for this weight, by every tile that `turned` gives."""
     dtype, index = weight.dtype, weight.device.index
-    return _all(weight, _TURNED, weight.shape[0], lambda tile: _turns(tile, dtype, index, heads, eps))
+    return _all(weight, _TURNED, lambda tile: _turns(tile, dtype, index, heads, eps))
 
 
 @functools.cache
@@ -225,7 +223,7 @@ def _gates(tile: Tile, dtype: torch.dtype, index: int | None) -> bool:
 
 @functools.cache
 def _multiplies(tile: Tile, dtype: torch.dtype, index: int | None) -> bool:
-    x, weight = (torch.randn(n, 512, device="cuda", dtype=dtype) for n in (200, 256))
+    x, weight = (torch.randn(n, quack.DEEP * tile.parts, device="cuda", dtype=dtype) for n in (200, 256))
     want = x.float() @ weight.float().t()
 
     def run() -> Tensor:

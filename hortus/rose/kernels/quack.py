@@ -32,7 +32,7 @@ def here(index: int | None) -> bool:
         log.info("quack's products are not used: the tiles here are measured on Hopper only")
         return False
     if importlib.util.find_spec("quack") is None:
-        log.info("quack's products are not used: install hortus[gpu] for large steps that are a tenth faster")
+        log.info("quack's products are not used: install hortus[gpu] for steps that are a tenth faster, or more")
         return False
     return True
 
@@ -61,10 +61,14 @@ def tried(name: str, run: Callable[[], Tensor], want: Tensor) -> bool:
     return True
 
 
+DEEP = 2048
+"""Values of the inner dimension that a program walks in a trial: more than shared memory holds, so stages are filled again."""
+
+
 def gated_trial(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """x [384, 256], weight [384, 256] in pairs, and silu(gate) * up."""
-    x, weight = (torch.randn(384, 256, device="cuda", dtype=dtype) for _ in range(2))
-    weight = weight / 16
+    """x [384, DEEP], weight [384, DEEP] in pairs, and silu(gate) * up."""
+    x, weight = (torch.randn(384, DEEP, device="cuda", dtype=dtype) for _ in range(2))
+    weight = weight / DEEP**0.5
     gate, up = (x.float() @ weight.float().t()).view(384, -1, 2).unbind(2)
     return x, weight, torch.nn.functional.silu(gate) * up
 
@@ -109,9 +113,10 @@ def angles(cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def turned_trial(dtype: torch.dtype, heads: int, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """x [512, 256], weight [128 (heads + 2), 256], angles' rows, norm [128 (heads + 2)], and what turned gives of them."""
+    """x [512, DEEP], weight [128 (heads + 2), DEEP], angles' rows, norm [128 (heads + 2)], and what turned gives of them."""
     width = 128 * heads
-    x, weight = (torch.randn(n, 256, device="cuda", dtype=dtype) for n in (512, width + 256))
+    x, weight = (torch.randn(n, DEEP, device="cuda", dtype=dtype) for n in (512, width + 256))
+    weight = weight / DEEP**0.5  # or what is not normed would hide what is
     norm, phase = torch.ones(len(weight), device="cuda"), torch.rand(512, 64, device="cuda")
     norm[:width] += torch.rand(width, device="cuda")
     y = (x.float() @ weight.float().t()).view(512, heads + 2, 64, 2)
