@@ -134,3 +134,50 @@ def test_engines_agree(case: str, tmp_path: Path) -> None:
         # Attention that yarn sharpens doubles what bfloat16 costs: plain PyTorch is then as near as 0.9980.
         assert cosines.min() > (0.996 if case == "gemma, stretched" else 0.998), (case, lengths, cosines)
     gpu.close()
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the products are a Hopper GPU's")
+def test_a_bert_as_wide_as_they_are_is_the_same_by_quacks_products(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those above are too narrow to be cut in parts. Few tokens and many, in a graph and not, against PyTorch's products."""
+    from safetensors.torch import save_file
+
+    from hortus.rose.kernels import preload
+
+    if not preload._here(None):
+        pytest.skip("needs a Hopper GPU and quack")
+    used: list[preload.Tile] = []
+    product = preload.product
+
+    def noted(x: torch.Tensor, weight: torch.Tensor, tile: preload.Tile, **how: object) -> torch.Tensor:
+        used.append(tile)
+        return product(x, weight, tile, **how)
+
+    monkeypatch.setattr(preload, "product", noted)
+    wide = {"model_type": "bert", "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
+    made = weights(SIZES | wide, "cpu")
+    # As narrow ones have them: what a product gives is of the size of what it takes.
+    save_file(
+        {k: w * 5 / w.shape[1] ** 0.5 if w.dim() == 2 else w for k, w in made.items()}, tmp_path / "model.safetensors"
+    )
+    (tmp_path / "config.json").write_text(json.dumps(SIZES | wide))
+    folder = open_folder(str(tmp_path))
+    rows = {}
+    rng = np.random.default_rng(0)
+    lengths = ([5], [60], [50, 50], [200], [300, 200], [600], [512] * 4, [512] * 35)
+    batches = [TokenBatch.of([rng.integers(0, 90, n).tolist() for n in each]) for each in lengths]
+    for products in ("library", "auto"):
+        engine = open_engine(folder, RoseConfig(device="cuda", products=products))
+        used.clear()
+        for at, batch in enumerate(batches):
+            first, *again = [engine.step(batch).result() for _ in range(3)]
+            assert all(np.array_equal(first, other) for other in again), "eager, captured, replayed"
+            rows[products, at] = first
+        assert bool(used) == (products == "auto")
+        engine.close()
+    assert {tile.parts for tile in used} >= {1, 2, 4}
+    for at, each in enumerate(lengths):
+        want, got = rows["library", at], rows["auto", at]
+        cosines = (want * got).sum(1) / np.linalg.norm(want, axis=1) / np.linalg.norm(got, axis=1)
+        assert cosines.min() > 0.9998, (each, cosines.min())

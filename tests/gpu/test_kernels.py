@@ -119,6 +119,13 @@ def test_layer_norm_of_a_sum_of_parts(parts):
     grown(ours, truth)
 
 
+@pytest.mark.parametrize("tokens", [1, 8, 17] if INTERPRETED else [1, 8, 17, 64, 512, 4099])
+def test_rows_of_angles_are_looked_up(tokens):
+    table = random(50, 256, dtype=torch.float16)
+    positions = torch.randint(50, (tokens,), dtype=torch.int32).to(DEVICE)
+    assert torch.equal(heads.look_up(table, positions), table[positions])
+
+
 FAST = DTYPES[-1]
 
 

@@ -93,8 +93,7 @@ class Encoder:
         self._neighbours = _neighbours(spec, weights, kit)
         self._few = _few(spec, kit, blocks, biases)
         wide = _as_it_is if self._adapted is None else self._adapted.wide
-        # An adapter adds to the product first.
-        added = kit.added if kit.added is not None and self._adapted is None else kit.linear
+        added = kit.added or kit.linear
         self._layers = []
         for n in range(spec.layers):
             at = f"{names.layer}{n}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from hortus.bench.shapes import shape_folder
 from hortus.config import RoseConfig
 from hortus.folder import open_folder
 from hortus.rose import engine as engines
+from hortus.rose import loader
 from hortus.rose.kernels import PROCESSORS, biased, preload, twin
 from hortus.rose.kernels.linear import plain
 from hortus.types import TokenBatch
@@ -109,30 +110,58 @@ def sums(norm):
     return lambda x, *args: norm(x.sum(0) if x.dim() == 3 else x, *args)
 
 
-@pytest.mark.parametrize("shape", ["tiny-bert", "tiny-modernbert"])
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+SIZES |= {"vocab_size": 90, "max_position_embeddings": 64, "type_vocab_size": 1}
+MODELS = {
+    "bert": {"model_type": "bert"},
+    "adapters": {"model_type": "xlm-roberta", "position_embedding_type": "rotary", "lora_adaptations": ["a", "b"]},
+    "convolution": {
+        "model_type": "deberta-v2",
+        "relative_attention": True,
+        "pos_att_type": "c2p",
+        "conv_kernel_size": 3,
+    },
+    "two norms": {"model_type": "bert", "position_embedding_type": "alibi", "feed_forward_type": "geglu"}
+    | {"_name_or_path": "jinaai/jina-bert-v2-qk-post-norm"},
+    "turned": {"model_type": "new", "type_vocab_size": 0},
+    "norms before": {"model_type": "modernbert", "attention_bias": True, "mlp_bias": True, "norm_bias": True},
+    "no biases": {"model_type": "modernbert"},
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
 def test_a_model_gives_the_same_vectors_by_products_in_parts(
-    shape: str, tmp_path: Path, gpu: list[biased.Tile], monkeypatch: pytest.MonkeyPatch
+    model: str, tmp_path: Path, gpu: list[biased.Tile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = open_folder(str(shape_folder(tmp_path, shape, texts=[Path("README.md")])))
-    lengths = [1, 9, 40]
-    batch = TokenBatch.of([[3 + i % 50 for i in range(n)] for n in lengths])
-    plainly = engines.open_engine(folder, RoseConfig(device="cpu"))
-    want = plainly.step(batch).result()
+    (tmp_path / "config.json").write_text(json.dumps(SIZES | MODELS[model]))
+    folder = open_folder(str(tmp_path))
+
+    def dummy(shapes, *, device, dtype):
+        seed = torch.Generator().manual_seed(0)
+        made = {name: torch.randn(shape, generator=seed) / 5 for name, shape in shapes.items()}
+        return {name: w + 1 if w.dim() == 1 and name.endswith("weight") else w for name, w in made.items()}
+
+    monkeypatch.setattr(loader, "dummy_weights", dummy)  # with biases
+    config = RoseConfig(device="cpu", load_format="dummy")
+    batch = TokenBatch.of([[3 + i % 50 for i in range(n)] for n in (1, 9, 40)])
+    types = np.arange(batch.total_tokens, dtype=np.uint8) % 3
+    batches = [batch] if model != "adapters" else [batch, TokenBatch(batch.ids, batch.cu_seqlens, types)]
+    plainly = engines.open_engine(folder, config)
+    want = [plainly.step(b).result() for b in batches]
     plainly.close()
     ops = SimpleNamespace(**vars(twin))
     ops.add_layer_norm, ops.add_layer_norm_ = sums(twin.add_layer_norm), sums(twin.add_layer_norm_)
     made = engines._kit
-    monkeypatch.setattr(
-        engines,
-        "_kit",
-        lambda *args: (
-            replace(made(*args)[0], ops=ops, linear=biased.linear, added=biased.added, few=None),
-            made(*args)[1],
-        ),
-    )
+
+    def kit(*args):
+        plain_kit, attention = made(*args)
+        return replace(plain_kit, ops=ops, linear=biased.linear, added=biased.added, few=None), attention
+
+    monkeypatch.setattr(engines, "_kit", kit)
     monkeypatch.setattr(biased, "FEWEST", 1)  # tiny
     monkeypatch.setattr(preload, "DEPTH", 4)
-    engine = engines.open_engine(folder, RoseConfig(device="cpu"))
-    np.testing.assert_allclose(engine.step(batch).result(), want, rtol=0, atol=2e-5)
-    assert any(tile.parts > 1 for tile in gpu) == (shape == "tiny-bert"), "ModernBERT has no biases"
+    engine = engines.open_engine(folder, config)
+    for b, rows in zip(batches, want, strict=True):
+        np.testing.assert_allclose(engine.step(b).result(), rows, rtol=0, atol=2e-5)
+    assert any(tile.parts > 1 for tile in gpu) == (model != "no biases")
     engine.close()

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 )
 POINTERS = {"ids": "*i32", "positions": "*i32", "types": "*i32", "cu": "*i32", "cos": "*fp32", "sin": "*fp32"}
 POINTERS |= {"values": "*fp8e4nv", "scale": "*fp32", "ends": "*i32"}
-POINTERS |= {"squares": "*fp32", "residual": "*fp16"}
+POINTERS |= {"squares": "*fp32", "residual": "*fp16", "table": "*fp16"}
 SCALARS = {"eps": "fp32", "n": "i32", "row_stride": "i32", "tokens": "i32", "rows": "i32"}
 SCALARS |= {"score_scale": "fp32", "factor": "fp32"}
 NORM = {"WIDTH": 1024, "BLOCK": 1024}
@@ -72,6 +72,7 @@ KERNELS = {
         {"Q_HEADS": 16, "ALL_HEADS": 24, "HALF": 64, "HALF_BLOCK": 64, "HEADS": 16, "NORM": True, "EARLY": True},
         4,
     ),
+    "look_up": (heads._look_up, {"WIDTH": 256, "ROWS": 8, "EARLY": True}, 4),
     "attend": (attend._attend, {**HEADS, **BLOCKS, "PARTS": 2, "CAUSAL": False, "EARLY": True}, attend._WARPS),
     "attend without norm": (
         attend._attend,
@@ -108,7 +109,7 @@ def test_compiles_with_wide_accesses(name):
     floats = {"out", "parts"} if kernel.__name__ in ("_pick", "_reduce", "_join") else set()
     if name == "product in parts":
         floats = {"out"}
-    if name == "sum_rms_norm":
+    if name in ("sum_rms_norm", "add_layer_norm"):  # of parts
         floats = {"x"}
     signature, divisible = {}, {}
     for at, argument in enumerate(kernel.arg_names):
