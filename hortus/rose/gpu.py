@@ -39,7 +39,7 @@ BATCH_TOKENS = 4096
 
 Both: docs/decisions/011-gpu-large-steps.md."""
 REHEARSED = (
-    *((tokens, 1) for tokens in (16, 64, 128, 256, 320, 512, 1024, 2048, BATCH_TOKENS)),
+    *((tokens, 1) for tokens in (16, 64, 128, 192, 256, 320, 512, 1024, 2048, BATCH_TOKENS)),
     *((BATCH_TOKENS, sequences) for sequences in (8, 32, 300)),
     (PIECE_TOKENS, 1),
 )

@@ -251,7 +251,7 @@ def test_a_rehearsal_keeps_to_what_the_engine_takes():
     short = replace(INFO, max_tokens=100)
     engine = GpuEngine(FakeNetwork(), short, RoseConfig(), Metrics(), device=FakeDevice(), piece_tokens=300)
     engine.rehearse()
-    assert engine.metrics.tokens._value.get() == 16 + 64 + 128 + 256
+    assert engine.metrics.tokens._value.get() == 16 + 64 + 128 + 192 + 256
 
 
 @pytest.mark.parametrize("fault", [torch.OutOfMemoryError("full"), ValueError("bad kernel")])

@@ -178,7 +178,8 @@ def kernels(
 ) -> list[object]:
     """What a step of so many tokens is run by, wherever sizes decide. (quack's products are compiled before any step.)"""
     width, mixed = (q_heads + 2 * kv_heads) * head_dim, q_heads * head_dim
-    sums = [pick(tokens, hidden, depth) for depth in (mixed, inner) for pick in (preload.added, biased.summed)]
+    norms = {"RMSNorm": preload.added, "LayerNorm": biased.summed}
+    sums = [(norm, pick(tokens, hidden, depth)) for depth in (mixed, inner) for norm, pick in norms.items()]
     cut = fa4.tile(tokens, sequences, q_heads, head_dim)
     return [
         ("o", skinny.split(tokens, hidden, mixed)),
@@ -197,7 +198,7 @@ def kernels(
         ("parts of a pool", pooling._parts(tokens, sequences)),
         ("keys of attend", None if tokens > attend.MOST_TOKENS else tokens <= attend._ROWS),
         ("rows of a norm", tokens >= rms.MANY),
-        *(("parts of a sum", tile.parts) for tile in sums if tile is not None and tile.parts > 1),
+        *((f"parts that {norm} adds", tile.parts) for norm, tile in sums if tile is not None and tile.parts > 1),
     ]
 
 
@@ -208,6 +209,8 @@ SHAPES = {
     "qwen2 0.5B": (896, 4864, 14, 2, 64),
     "bert": (768, 3072, 12, 12, 64),
     "minilm": (384, 1536, 12, 12, 32),
+    "512 wide": (512, 1536, 8, 4, 64),
+    "1280 wide": (1280, 5120, 20, 20, 64),
 }
 
 
