@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
+import textwrap
 
 import pytest
 
@@ -133,3 +136,45 @@ def test_compiles_with_wide_accesses(name):
     wide += re.findall(r"cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 0x10", ptx)
     assert wide, f"no 16-byte access: {sorted(set(re.findall(r'(?:ld|st).global[.a-z0-9:]*', ptx)))}"
     assert ".local" not in ptx, "spilled to local memory"
+
+
+UNWRITTEN = {"weight", "bias", "q_weight", "k_weight", "q_norm", "k_norm", "table", "positions"}
+"""Arguments that no kernel of a step writes: weights, and what was copied up before its first one."""
+
+
+@pytest.mark.parametrize("name", [name for name, (kernel, *_) in KERNELS.items() if "EARLY" in kernel.arg_names])
+def test_before_its_wait_a_kernel_reads_what_no_kernel_writes(name):
+    """launch.py's rules, which no run can be trusted to show: what is read too early is mostly there."""
+    kernel, *_ = KERNELS[name]
+    (function,) = ast.parse(textwrap.dedent(inspect.getsource(kernel.fn))).body
+    means: dict[str, set[str]] = {argument: {argument} for argument in kernel.arg_names}
+    read: set[str] = set()
+
+    def behind(node):
+        """The arguments that an expression is made of, what it loads left out."""
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "tl.load":
+            read.update(*(means.get(n.id, set()) for n in ast.walk(node.args[0]) if isinstance(n, ast.Name)))
+            return set()
+        if isinstance(node, ast.Name):
+            return means.get(node.id, set())
+        return set().union(*(behind(child) for child in ast.iter_child_nodes(node)))
+
+    def waits(nodes):
+        for node in nodes:
+            if isinstance(node, ast.Expr) and ast.unparse(node.value) == "gdc_wait()":
+                return True
+            if isinstance(node, ast.If):
+                behind(node.test)
+                if waits(node.body) or waits(node.orelse):
+                    return True
+                continue
+            made = behind(node)
+            for target in getattr(node, "targets", [getattr(node, "target", None)]):
+                for n in ast.walk(target) if target is not None else ():
+                    if isinstance(n, ast.Name):
+                        means[n.id] = means.get(n.id, set()) | made
+        return False
+
+    assert waits(function.body)
+    pointers = {a for a in kernel.arg_names if a not in SCALARS and not a.isupper()}
+    assert read & pointers <= UNWRITTEN
