@@ -16,8 +16,8 @@ from hortus.config import RoseConfig
 from hortus.folder import open_folder
 from hortus.rose import engine as engines
 from hortus.rose import loader
-from hortus.rose.kernels import PROCESSORS, biased, preload, twin
-from hortus.rose.kernels.linear import plain
+from hortus.rose.kernels import PROCESSORS, biased, fp8, preload, twin
+from hortus.rose.kernels.linear import library, plain
 from hortus.types import TokenBatch
 
 BERTS = {"bge-base": (768, 3072), "MiniLM": (384, 1536)}
@@ -165,3 +165,17 @@ def test_a_model_gives_the_same_vectors_by_products_in_parts(
         np.testing.assert_allclose(engine.step(b).result(), rows, rtol=0, atol=2e-5)
     assert any(tile.parts > 1 for tile in gpu) == (model != "no biases")
     engine.close()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "fp8"])
+def test_the_librarys_products_are_all_there_is_where_they_are_asked_for(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fp8, "prove", lambda device: None)
+    kits = [
+        engines._kit(RoseConfig(dtype=dtype, products=products), torch.device("cuda"), torch.bfloat16)[0]
+        for products in ("library", "auto")
+    ]
+    assert kits[0].linear is (fp8.library if dtype == "fp8" else library)
+    assert kits[0].added is kits[0].attended is None
+    assert kits[1].linear is (fp8.linear if dtype == "fp8" else biased.linear)
