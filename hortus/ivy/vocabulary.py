@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+import orjson
 import tokenizers
 from tokenizers import normalizers
 
@@ -97,7 +98,7 @@ def as_told(inner: tokenizers.Tokenizer, folder: ModelFolder, settings: dict[str
 
     split, splits = None, _SPLITS.get(name)
     if splits is not None:
-        whole = json.loads(inner.to_str())
+        whole = orjson.loads(inner.to_str())
         split = whole["pre_tokenizer"] or {"type": "none"}
     if split is not None and split["type"] != splits:
         raise _unlike(file, name, f"splits texts by {splits}", f"has the pre_tokenizer {split['type']}")
@@ -204,5 +205,5 @@ def teach(inner: tokenizers.Tokenizer, markers: Sequence[str]) -> None:
 
 def reader(inner: tokenizers.Tokenizer) -> Reader:
     """The tokenizer, or what gives the same ids faster."""
-    told = json.loads(inner.to_str())
+    told = orjson.loads(inner.to_str())
     return wordpiece.reader(inner, told) or bytepairs.reader(inner, told) or inner

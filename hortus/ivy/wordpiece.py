@@ -35,10 +35,13 @@ def reader(inner: tokenizers.Tokenizer, told: dict[str, Any]) -> Plain | None:
     ):
         return None
     prefix = model["continuing_subword_prefix"]
-    pieces = [(word, False, i) for word, i in model["vocab"].items()]
-    pieces += [(word.removeprefix(prefix), True, i) for word, i in model["vocab"].items() if word.startswith(prefix)]
-    pieces = [(word, goes_on, i) for word, goes_on, i in pieces if word.isascii()]
-    words, goes_on, ids = zip(*pieces, strict=True)
+    vocab = model["vocab"]
+    begin = {word: i for word, i in vocab.items() if word.isascii()}
+    later = {
+        end: vocab[word] for word in vocab if word.startswith(prefix) and (end := word.removeprefix(prefix)).isascii()
+    }
+    words, goes_on = [*begin, *later], [False] * len(begin) + [True] * len(later)
+    ids = [*begin.values(), *later.values()]
     # What a text may spell of an added token: as it is written, and as the normalizer would write it.
     added = [t["content"] for t in told["added_tokens"]]
     forms = {form.lower() for text in added for form in (text, inner.normalizer.normalize_str(text))}

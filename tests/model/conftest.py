@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +16,13 @@ import pytest
 torch = pytest.importorskip("torch")
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
+from installed_models import package_folder  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
 
 from hortus.config import RoseConfig  # noqa: E402
 from hortus.folder import open_folder  # noqa: E402
 from hortus.rose.engine import open_engine  # noqa: E402
 from hortus.types import Float32, TokenBatch  # noqa: E402
-
-
-def package_folder(module: str, *parts: str) -> Path:
-    """A folder inside an installed package, without importing it."""
-    spec = find_spec(module)
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip(f"{module} is not installed")
-    return Path(next(iter(spec.submodule_search_locations))).joinpath(*parts)
 
 
 class Ours:

@@ -164,6 +164,10 @@ def test_odd_values_are_refused_in_words(make_tiny: Any, tmp_path: Path) -> None
     (path / "config_sentence_transformers.json").write_text(
         '{"prompts": {"query": "q: "}, "default_prompt_name": null}'
     )
+    tokenizer = json.loads((path / "tokenizer.json").read_text())
+    words = tokenizer["model"]["vocab"]
+    tokenizer["model"]["vocab"] = {word: i for word, i in words.items() if i < 1000}  # it is read some 200 times
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
     told = []
     for file in sorted(path.rglob("*.json")):
         if file.name in ("tokenizer.json", "special_tokens_map.json"):

@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("sentence_transformers")
 
-from conftest import package_folder  # noqa: E402
+from installed_models import package_folder  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling  # noqa: E402
 from torch import nn  # noqa: E402

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 torch = pytest.importorskip("torch")
-from conftest import package_folder  # noqa: E402
+from installed_models import package_folder  # noqa: E402
 
 from hortus.bench import fp8  # noqa: E402
 from hortus.bench.results import cosines  # noqa: E402

@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("sentence_transformers")
 import transformers  # noqa: E402
-from conftest import package_folder  # noqa: E402
+from installed_models import package_folder  # noqa: E402
 
 from hortus.config import RoseConfig  # noqa: E402
 from hortus.errors import StartError  # noqa: E402

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-from conftest import package_folder  # noqa: E402
+from installed_models import package_folder  # noqa: E402
 from scipy import stats  # noqa: E402
 from service.gateway_server import running  # noqa: E402
 

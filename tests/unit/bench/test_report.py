@@ -167,7 +167,8 @@ def test_names_are_names_whatever_they_mean_to_markdown_matplotlib_or_files(tmp_
     capsys.readouterr()
     (tmp_path / "a" / "report.md").unlink()
     (tmp_path / "a" / "report.md").mkdir()
-    assert bench.main(["report", str(file), "--to", str(tmp_path / "a")]) == 1
+    append(tmp_path / "one.jsonl", SAMPLE[:1])
+    assert bench.main(["report", str(tmp_path / "one.jsonl"), "--to", str(tmp_path / "a")]) == 1
     assert "hortus bench: --to " in capsys.readouterr().err
 
 

@@ -153,8 +153,8 @@ def test_a_model_gives_the_same_vectors_by_products_in_parts(
     ops.add_layer_norm, ops.add_layer_norm_ = sums(twin.add_layer_norm), sums(twin.add_layer_norm_)
     made = engines._kit
 
-    def kit(*args):
-        plain_kit, attention = made(*args)
+    def kit(*args, **knobs):
+        plain_kit, attention = made(*args, **knobs)
         return replace(plain_kit, ops=ops, linear=biased.linear, added=biased.added, few=None), attention
 
     monkeypatch.setattr(engines, "_kit", kit)
@@ -179,3 +179,23 @@ def test_the_librarys_products_are_all_there_is_where_they_are_asked_for(
     assert kits[0].linear is (fp8.library if dtype == "fp8" else library)
     assert kits[0].added is kits[0].attended is None
     assert kits[1].linear is (fp8.linear if dtype == "fp8" else biased.linear)
+
+
+@pytest.mark.parametrize(("scores", "late", "graphs"), [(None, None, True), (1, None, False), (None, 1, False)])
+def test_a_model_that_is_never_captured_multiplies_by_the_library(
+    scores: object, late: object, graphs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Asked(Exception): ...
+
+    def kit(*args: object, graphs: bool) -> None:
+        raise Asked(graphs)
+
+    device, spec = torch.device("cuda"), SimpleNamespace(scores=scores)
+    monkeypatch.setattr(engines, "_chosen", lambda *args: (device, torch.bfloat16, None, spec))
+    monkeypatch.setattr(engines, "_unseen", lambda *args: None)
+    made = engines._kit
+    monkeypatch.setattr(engines, "_kit", kit)
+    with pytest.raises(Asked, match=str(graphs)):
+        engines.open_engine(SimpleNamespace(late=late), RoseConfig())
+    found, _ = made(RoseConfig(), device, torch.bfloat16, graphs=graphs)
+    assert (found.linear is plain, found.added is None, found.attended is None) == (not graphs,) * 3
