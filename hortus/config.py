@@ -325,6 +325,7 @@ class LinkConfig:
         None,
         "Secret that gateways must show the scheduler; the same on both sides. Better set in the environment "
         "(HORTUS_LINK_TOKEN), where other users do not see it.",
+        secret=True,
     )
 
 
@@ -448,7 +449,7 @@ def parse(section: Section, name: str, raw: object, source: str) -> Any:
     spec = next(f for f in dataclasses.fields(section) if f.name == name)
 
     def refuse(wanted: str) -> StartError:
-        return StartError(f"{source}: {raw!r} is not {wanted}")
+        return StartError(f"{source}: {repr(raw) if spec.repr else 'what is given'} is not {wanted}")
 
     if raw is None and optional:
         return None

@@ -145,3 +145,15 @@ def test_a_switch_does_not_swallow_the_model(switch: str, value: str, monkeypatc
     name = switch[2:].replace("-", "_")
     [got] = [getattr(part, name) for part in (seen["s"].ivy, seen["s"].rose) if hasattr(part, name)]
     assert got == (value.strip(" =") not in ("false", "off"))
+
+
+def test_secrets_are_shown_nowhere() -> None:
+    told = {f.name for _, f in FIELDS if "Better set in the environment" in f.metadata["help"]}
+    hidden = [(s, f.name) for s, f in FIELDS if not f.repr]
+    assert told <= {name for _, name in hidden}
+    for name, field in hidden:
+        section = config.SECTIONS[name]
+        assert "hush" not in repr(section(**{field: "hush"}))
+        with pytest.raises(StartError) as refused:
+            config.parse(section, field, "hush\n", field)
+        assert str(refused.value) == f"{field}: what is given is not a line of text"
