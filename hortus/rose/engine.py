@@ -50,9 +50,7 @@ def open_engine(
     device, dtype, family, spec = _chosen(folder, config)
     torch.set_num_threads(config.threads or usable_cores())
     unseen = _unseen(folder, config.kind)
-    # A vector a token is a span a token, and steps with spans run eagerly, as all do where scores have a bias.
-    graphs = getattr(spec, "scores", None) is None and not _late(folder, config.kind)
-    kit, attention = _kit(config, device, dtype, unseen, graphs=graphs)
+    kit, attention = _kit(config, device, dtype, unseen, biased_scores=getattr(spec, "scores", None) is not None)
     try:
         with torch.inference_mode():
             network = build_network(
@@ -178,14 +176,9 @@ def _in_words(wanted: str, dtype: torch.dtype) -> str:
     return wanted if wanted == "fp8" else str(dtype).removeprefix("torch.")
 
 
-def _late(folder: ModelFolder, kind: str) -> bool:
-    """Whether the folder is to be a late-interaction model."""
-    return folder.late is not None and kind in ("auto", "tokens")
-
-
 def _unseen(folder: ModelFolder, kind: str) -> Unseen | None:
     """What hides the tokens that fill a query up, for a late-interaction model that does so."""
-    expansion = folder.late.expansion if folder.late is not None and _late(folder, kind) else None
+    expansion = folder.late.expansion if folder.late is not None and kind in ("auto", "tokens") else None
     if expansion is None or expansion.attend:
         return None
     if (token := token_id(folder.transformer, expansion.token)) is None:
@@ -196,9 +189,14 @@ def _unseen(folder: ModelFolder, kind: str) -> Unseen | None:
 
 
 def _kit(
-    config: RoseConfig, device: torch.device, dtype: torch.dtype, unseen: Unseen | None = None, *, graphs: bool = True
+    config: RoseConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    unseen: Unseen | None = None,
+    *,
+    biased_scores: bool = False,
 ) -> tuple[Kit, list[Attention]]:
-    """What the device gives a trunk, and the attention backends made through it. graphs: whether steps may be captured at all."""
+    """What the device gives a trunk, and the attention backends made through it."""
     made: list[Attention] = []
 
     def open_twin(heads: Heads, bias: Bias | None = None) -> Attention:
@@ -234,7 +232,7 @@ def _kit(
     joined: AttendedFactory | None = None
     if config.attention == "auto" and unseen is None:
         from hortus.rose.kernels.attend import attended as joined
-    if not graphs:  # to call quack takes Python longer than the product, each time
+    if biased_scores or unseen is not None:  # no graphs, and to call quack takes Python longer than the product
         return Kit(ops=fused, linear=linear.plain, attention=open_gpu), made
     return Kit(ops=fused, linear=biased.linear, added=biased.added, attention=open_gpu, attended=joined), made
 

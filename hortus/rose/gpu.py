@@ -77,6 +77,7 @@ class GpuEngine:
             graphs=config.cuda_graphs and bool(getattr(network, "capturable", True)),
             max_tokens=config.graph_max_tokens,
             longest_matters=bool(getattr(network, "longest_matters", True)),
+            spans=getattr(network, "unseen", None) is None,
             fine=config.graph_bucket,
         )
         # The allocator's own count, not the driver's: it neither waits nor fails, whatever the device is doing.

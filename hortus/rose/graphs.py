@@ -16,7 +16,7 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from hortus.errors import StartError
 from hortus.metrics import Metrics
 from hortus.rose.device import Captured, Device
 from hortus.rose.network import Inputs, Network
-from hortus.rose.staging import Layout, Slot
+from hortus.rose.staging import Layout, Slot, upload_spans
 from hortus.types import Int32, TokenBatch
 
 log = logging.getLogger(__name__)
@@ -41,6 +41,8 @@ class Shape(NamedTuple):
     """Bound on the longest sequence that attention may rely on."""
     typed: bool
     """With token types; without them a model adds row 0 of its table, a different kernel."""
+    spans: bool = False
+    """The states of all tokens come out, of which spans are pooled behind the graph, in place of a row a sequence."""
 
 
 class State(enum.Enum):
@@ -73,6 +75,8 @@ class Rules:
     """Steps that round up to more rows than this run eagerly, at their own size."""
     longest_matters: bool
     """The attention backend needs a bound on the longest sequence. Without, tokens bound it and shapes are fewer."""
+    spans: bool = True
+    """Steps with spans may be captured: attention does not ask for their ids on the host."""
     fine: int = 64
     """Token rows are multiples of this up to 1,024, of four times this above."""
 
@@ -99,33 +103,45 @@ def longest_bucket(longest: int) -> int:
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def bucket(sequences: int, tokens: int, longest: int, typed: bool, *, longest_matters: bool, fine: int = 64) -> Shape:
+def bucket(
+    sequences: int,
+    tokens: int,
+    longest: int,
+    typed: bool,
+    spans: bool = False,
+    *,
+    longest_matters: bool,
+    fine: int = 64,
+) -> Shape:
     """The smallest bucket that a step of this size fits."""
     rows = token_bucket(tokens, fine)
     # The padding tokens are a sequence too, and may be the longest.
     bound = min(longest_bucket(max(longest, rows - tokens)), rows) if longest_matters else rows
-    return Shape(sequence_bucket(sequences), rows, bound, typed)
+    return Shape(sequence_bucket(sequences), rows, bound, typed, spans)
 
 
 def decide(
-    sequences: int, tokens: int, longest: int, typed: bool, *, known: Mapping[Shape, State], rules: Rules
+    sequences: int,
+    tokens: int,
+    longest: int,
+    typed: bool,
+    spans: bool = False,
+    *,
+    known: Mapping[Shape, State],
+    rules: Rules,
 ) -> Decision:
     """How a step of this size is to run, given what is known of shapes. Pure."""
-    if token_bucket(tokens, rules.fine) > rules.max_tokens:
-        return own_size(sequences, tokens, longest, typed)
-    shape = bucket(sequences, tokens, longest, typed, longest_matters=rules.longest_matters, fine=rules.fine)
+    if token_bucket(tokens, rules.fine) > rules.max_tokens or (spans and not rules.spans):
+        # Rows are rounded to 64 all the same: free inside a matrix tile, and memory is asked for in fewer sizes.
+        shape = Shape(sequences, -(-tokens // 64) * 64, max(longest, 63), typed, spans)
+        return Decision(How.EAGER, shape, False)
+    shape = bucket(sequences, tokens, longest, typed, spans, longest_matters=rules.longest_matters, fine=rules.fine)
     state = known.get(shape) if rules.graphs else None
     if state is State.HELD:
         return Decision(How.REPLAY, shape, True)
     if state is State.SEEN:
         return Decision(How.CAPTURE, shape, True)
     return Decision(How.EAGER, shape, True)
-
-
-def own_size(sequences: int, tokens: int, longest: int, typed: bool) -> Decision:
-    """Eagerly, in memory of the step's own: large steps, and those with spans, whose shapes would be too many."""
-    # Rows are rounded to 64 all the same: free inside a matrix tile, and memory is asked for in fewer sizes.
-    return Decision(How.EAGER, Shape(sequences, -(-tokens // 64) * 64, max(longest, 63), typed), False)
 
 
 def warm_shapes(text: str, *, most_tokens: int, longest: int, cap: int, fine: int = 64) -> list[tuple[int, int]]:
@@ -160,10 +176,11 @@ def warm_shapes(text: str, *, most_tokens: int, longest: int, cap: int, fine: in
 class _Entry:
     """What is kept of a bucket: views of the shared input block, made once, and the graph when there is one."""
 
-    __slots__ = ("graph", "inputs", "layout", "target")
+    __slots__ = ("graph", "hidden", "inputs", "layout", "target")
 
-    def __init__(self, layout: Layout, block: Tensor) -> None:
-        self.layout = layout
+    def __init__(self, layout: Layout, block: Tensor, hidden: Tensor | None) -> None:
+        """hidden: [tokens, hidden], where the states of a step with spans go."""
+        self.layout, self.hidden = layout, hidden
         self.target = block[: layout.size]
         self.inputs: Inputs = layout.inputs(block)
         self.graph: Captured | None = None
@@ -172,9 +189,9 @@ class _Entry:
 class Graphs:
     """Runs pieces on the device: eager, capture or replay. One thread at a time.
 
-    All buckets share one input block on the device, and all graphs one memory pool. Both are safe by stream order alone:
-    a step's upload is enqueued after the kernels of the step before, which are all that read the block; a step's
-    download is enqueued before the next replay, which may write over its rows.
+    All buckets share one input block on the device, those with spans one for hidden states, and all graphs one memory pool.
+    That is safe by stream order alone: a step's upload is enqueued after the kernels of the step before, which are all that read
+    the block; its spans are pooled, and its download is enqueued, before the next replay, which may write over states and rows.
     """
 
     def __init__(self, device: Device, network: Network, rules: Rules, *, cap: int, metrics: Metrics) -> None:
@@ -183,6 +200,7 @@ class Graphs:
         self._rules = rules
         self._cap = cap
         self._block = device.empty(Layout(sequence_bucket(rules.max_tokens), rules.max_tokens, True).size)
+        self._hidden: Tensor | None = None
         self._known: dict[Shape, State] = {}
         self._entries: dict[Shape, _Entry] = {}
         self._held: OrderedDict[Shape, None] = OrderedDict()  # least recently used first
@@ -209,49 +227,65 @@ class Graphs:
         The rows, [>= batch.rows, width] float32, are good until the next run.
         """
         how, shape, bucketed = self._decide(batch)
-        if bucketed:
-            entry = self._entries.get(shape)
-            if entry is None:
-                entry = self._entries[shape] = _Entry(Layout(shape.sequences, shape.tokens, shape.typed), self._block)
-        else:
-            layout = Layout(shape.sequences, shape.tokens, shape.typed, batch.span_tokens, batch.span_rows)
-            entry = _Entry(layout, self._device.empty(layout.size))
+        entry = self._entries.get(shape) if bucketed else None
+        if entry is None:
+            entry = self._entry(shape, bucketed)
         end = at + entry.layout.size
         host = slot.array[at:end]
         entry.layout.fill(host, batch)
         self._device.upload(entry.target, slot.part(at, end))
 
         self._network.look(host[: 0 if bucketed else shape.tokens], entry.layout.cu_seqlens(host))
+        rows = self._states_or_rows(how, shape, bucketed, entry, host)
+        if (hidden := entry.hidden) is None:
+            return rows, end
+        spans, end = upload_spans(self._device, batch, slot, end)
+        return self._device.run(lambda: self._network.pooled(hidden, *spans)), end
 
+    def _entry(self, shape: Shape, bucketed: bool) -> _Entry:
+        layout, hidden = Layout(shape.sequences, shape.tokens, shape.typed), None
+        if shape.spans and bucketed:
+            if self._hidden is None:
+                self._hidden = self._network.hidden_like(self._rules.max_tokens)
+            hidden = self._hidden[: shape.tokens]
+        elif shape.spans:
+            hidden = self._network.hidden_like(shape.tokens)
+        if not bucketed:
+            return _Entry(layout, self._device.empty(layout.size), hidden)
+        entry = self._entries[shape] = _Entry(layout, self._block, hidden)
+        return entry
+
+    def _states_or_rows(self, how: How, shape: Shape, bucketed: bool, entry: _Entry, host: Int32) -> Tensor:
         thread = threading.get_ident()
         if how is How.CAPTURE and (thread != self._warm_thread or not self._capture(shape, entry, host)):
             # Libraries make a handle for each thread at its first call, which a capture refuses: be eager once more.
             how = How.EAGER
         self._counts[how].inc()
         if how is How.EAGER:
-            rows = self._eager(shape, entry, host)
+            self._plan(shape, entry, host)
+            rows = self._device.run(self._body(entry))
             self._warm_thread = thread
             if bucketed:
                 self._known.setdefault(shape, State.SEEN)
-            return rows, end
+            return rows
         assert entry.graph is not None, "a shape is HELD only while its entry has a graph"
         self._held.move_to_end(shape)
-        return entry.graph.replay(), end
+        return entry.graph.replay()
 
     def _decide(self, batch: TokenBatch) -> Decision:
-        rules, tokens, typed = self._rules, batch.total_tokens, batch.token_types is not None
-        if batch.spans is not None:
-            return own_size(len(batch), tokens, batch.max_seqlen, typed)
+        rules, tokens, spans = self._rules, batch.total_tokens, batch.spans is not None
         # Found out only where it counts: looking at every length takes as long as the rest of the decision.
-        longest = (
-            batch.max_seqlen if rules.longest_matters or token_bucket(tokens, rules.fine) > rules.max_tokens else 0
-        )
-        return decide(len(batch), tokens, longest, typed, known=self._known, rules=rules)
+        matters = rules.longest_matters or spans or token_bucket(tokens, rules.fine) > rules.max_tokens
+        longest = batch.max_seqlen if matters else 0
+        typed = batch.token_types is not None
+        return decide(len(batch), tokens, longest, typed, spans, known=self._known, rules=rules)
 
-    def _eager(self, shape: Shape, entry: _Entry, host: Int32) -> Tensor:
-        self._plan(shape, entry, host)
-        inputs, network = entry.inputs, self._network
-        return self._device.run(lambda: network.forward(inputs))
+    def _body(self, entry: _Entry) -> Callable[[], Tensor]:
+        """What is run or captured: to rows, or to hidden states where they are wanted."""
+        network, inputs, hidden = self._network, entry.inputs, entry.hidden
+        if hidden is None:
+            return lambda: network.forward(inputs)
+        return lambda: hidden.copy_(network.hidden(inputs))
 
     def _plan(self, shape: Shape, entry: _Entry, host: Int32) -> None:
         # The bound, not the true longest: eager and captured runs of one bucket must choose the same kernels.
@@ -260,10 +294,9 @@ class Graphs:
     def _capture(self, shape: Shape, entry: _Entry, host: Int32) -> bool:
         """Make the shape's graph; False, and never again for this shape, when that fails: eager can do all it does."""
         before, started = self._device.reserved_bytes(), time.perf_counter()
-        inputs, network = entry.inputs, self._network
         try:
             self._plan(shape, entry, host)
-            entry.graph = self._device.capture(lambda: network.forward(inputs))
+            entry.graph = self._device.capture(self._body(entry))
         except Exception as e:  # noqa: BLE001  whatever cannot be captured runs eagerly, which tells real faults
             self._known[shape] = State.REFUSED
             log.warning("no graph for %d sequences, %d tokens: %s: %s", *shape[:2], type(e).__name__, e)
@@ -295,6 +328,7 @@ class Graphs:
         self._device.synchronize()
         self._held.clear()
         self._entries.clear()
+        self._hidden = None
         self._known = {s: k for s, k in self._known.items() if k is State.REFUSED}
         self._pool_bytes = 0
         self._device.drop_graphs()

@@ -56,8 +56,9 @@ class RowHead(Protocol):
 class EmbeddingNetwork:
     """Trunk and head as one function: a Network."""
 
-    def __init__(self, trunk: Trunk, head: RowHead, parameters: int, ops: ModuleType) -> None:
-        self._trunk = trunk
+    def __init__(self, trunk: Trunk, head: RowHead, parameters: int, ops: ModuleType, like: Tensor) -> None:
+        """like: [0, hidden], of the trunk's device and format."""
+        self._trunk, self._like = trunk, like
         self.head = head
         self._ops = ops
         self._picks = head.pooling in ("cls", "last")
@@ -79,15 +80,22 @@ class EmbeddingNetwork:
 
     def forward(self, inputs: Inputs) -> Tensor:
         """[rows, width] float32."""
-        # A span's tokens, or the one that is read, stand for a sequence's: every way of pooling works on them as it is.
-        if inputs.span_tokens is not None and inputs.span_cu_seqlens is not None:
-            return self.head(self._trunk.forward(inputs).index_select(0, inputs.span_tokens), inputs.span_cu_seqlens)
         cu, rows = inputs.cu_seqlens, None
         if self._picks:
             rows = self._ops.picked(cu, inputs.ids.shape[0], self.head.pooling)
-        if rows is not None:
+        if rows is not None:  # the one that is read stands for its sequence: every way of pooling works on it as it is
             cu = torch.arange(rows.shape[0] + 1, dtype=cu.dtype, device=cu.device)
         return self.head(self._trunk.forward(inputs, rows), cu)
+
+    def hidden(self, inputs: Inputs) -> Tensor:
+        return self._trunk.forward(inputs)
+
+    def hidden_like(self, tokens: int) -> Tensor:
+        return self._like.new_empty(tokens, self._like.shape[1])
+
+    def pooled(self, hidden: Tensor, span_tokens: Tensor, span_cu_seqlens: Tensor) -> Tensor:
+        # A span's tokens stand for a sequence's, as the one that is read does.
+        return self.head(hidden.index_select(0, span_tokens), span_cu_seqlens)
 
 
 def build_network(
@@ -120,7 +128,8 @@ def build_network(
     head = make_head(weights)
     trunk = family.build(spec, weights, kit)
     assert not weights, f"the trunk left weights behind: {sorted(weights)[:4]}"
-    return EmbeddingNetwork(trunk, head, parameters + head.parameters, kit.ops)
+    like = torch.empty(0, spec.hidden, device=device, dtype=dtype)
+    return EmbeddingNetwork(trunk, head, parameters + head.parameters, kit.ops, like)
 
 
 def _head(

@@ -110,6 +110,26 @@ def test_a_row_for_every_token_and_for_spans(models, engine, rng):
         assert reference.cosines(rows, means).min() >= 0.9999
 
 
+def test_spans_behind_a_graph_are_those_of_an_eager_step(engine, rng):
+    """Of other texts and spans each time, in turn with steps without spans that use the same memory."""
+    for lengths in ([16], [40, 7, 1], [300, 200, 12]):
+        asked, eager = [], []
+        for _ in range(4):
+            batch = batch_of(rng, lengths)
+            first = rng.integers(0, batch.lengths) + batch.cu_seqlens[:-1]
+            spans = np.stack([first, batch.cu_seqlens[1:]], 1).astype(np.int32)
+            asked.append(TokenBatch(batch.ids, batch.cu_seqlens, None, spans, np.ones(len(batch), np.int32)))
+        for batch in asked:
+            engine.graphs.clear()
+            eager.append(engine.step(batch).result())
+        assert not len(engine.graphs)
+        for _ in range(3):
+            for batch, want in zip(asked, eager, strict=True):
+                np.testing.assert_array_equal(engine.step(batch).result(), want)
+                engine.step(TokenBatch(batch.ids, batch.cu_seqlens)).result()
+        assert len(engine.graphs) == 2
+
+
 def test_poisoned_memory_changes_nothing(models, engine, rng):
     clean = models[1][False]
     for lengths in ([1], [5, 90], [3, 200, 77, 1], [700, 900, 1, 33]):

@@ -145,18 +145,29 @@ class FakeNetwork:
         assert len(cu_seqlens_cpu) == len(cu_seqlens)
         self.plans.append(max_seqlen)
 
-    def forward(self, inputs):
+    def hidden(self, inputs):
         cu = inputs.cu_seqlens.long()
         assert int(cu[-1]) == len(inputs.ids), "every row belongs to a sequence"
         assert (cu.diff() >= 0).all()
         types = inputs.token_types if inputs.token_types is not None else torch.zeros_like(inputs.ids)
         ids, positions = inputs.ids.double(), inputs.positions.double() + 1
-        values = torch.stack([ids, ids * positions, torch.ones_like(ids), types.double()], 1)
-        if inputs.span_tokens is not None:
-            values, cu = values[inputs.span_tokens.long()], inputs.span_cu_seqlens.long()
-            assert int(cu[-1]) == len(values), "every token of a span is in a span"
-        sums = torch.cat([values.new_zeros(1, 4), values.cumsum(0)])
-        return (sums[cu[1:]] - sums[cu[:-1]]).float()
+        return torch.stack([ids, ids * positions, torch.ones_like(ids), types.double()], 1)
+
+    def hidden_like(self, tokens):
+        return torch.full((tokens, 4), torch.nan, dtype=torch.float64)
+
+    def forward(self, inputs):
+        return summed(self.hidden(inputs), inputs.cu_seqlens.long())
+
+    def pooled(self, hidden, span_tokens, span_cu_seqlens):
+        values, cu = hidden[span_tokens.long()], span_cu_seqlens.long()
+        assert int(cu[-1]) == len(values), "every token of a span is in a span"
+        return summed(values, cu)
+
+
+def summed(values, cu):
+    sums = torch.cat([values.new_zeros(1, 4), values.cumsum(0)])
+    return (sums[cu[1:]] - sums[cu[:-1]]).float()
 
 
 def expected(batch: TokenBatch) -> np.ndarray:

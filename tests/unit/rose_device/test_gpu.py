@@ -285,9 +285,22 @@ def test_a_row_for_every_span(rng):
             rows = engine.step(batch).result()
             assert rows.shape == (batch.rows, 4)
             np.testing.assert_array_equal(rows, expected(batch))
-    plain = random_batch(rng, [5, 3, 60])
-    np.testing.assert_array_equal(engine.step(plain).result(), expected(plain))
-    assert counts(engine)["capture"] == 0  # steps with spans are of no bucket
+
+
+def test_steps_with_spans_have_graphs_of_their_own(rng):
+    engine, _ = make()
+    for spans in (True, False):
+        for how in ("eager", "capture", "replay", "replay"):
+            batch = random_batch(rng, [5, 3, 60], spans=spans)
+            before = counts(engine)[how]
+            np.testing.assert_array_equal(engine.step(batch).result(), expected(batch))
+            assert counts(engine)[how] == before + 1
+    engine.network.unseen = object()  # attention asks for ids on the host
+    engine = GpuEngine(engine.network, INFO, RoseConfig(), device=FakeDevice())
+    for _ in range(4):
+        batch = random_batch(rng, [5, 3, 60], spans=True)
+        np.testing.assert_array_equal(engine.step(batch).result(), expected(batch))
+    assert counts(engine)["eager"] == 4
 
 
 def test_quick_is_the_replay_of_one_graph(rng):

@@ -30,16 +30,19 @@ class MeanOfTrunk:
         torch.manual_seed(0)
         weights = {name: torch.randn(shape) * 0.2 for name, shape in FAMILY.shapes(spec).items()}
         self._trunk = FAMILY.build(spec, weights, Kit(twin, plain, TwinAttention))
-        self.plan = self._trunk.plan
+        self.plan, self.hidden = self._trunk.plan, self._trunk.forward
 
     def look(self, ids_cpu, cu_seqlens_cpu):
         pass
 
     def forward(self, inputs):
-        x = self._trunk.forward(inputs)
-        if inputs.span_tokens is None:
-            return twin.pool(x, inputs.cu_seqlens, "mean")
-        return twin.pool(x.index_select(0, inputs.span_tokens), inputs.span_cu_seqlens, "mean")
+        return twin.pool(self.hidden(inputs), inputs.cu_seqlens, "mean")
+
+    def hidden_like(self, tokens):
+        return torch.full((tokens, self.width), torch.nan)
+
+    def pooled(self, hidden, span_tokens, span_cu_seqlens):
+        return twin.pool(hidden.index_select(0, span_tokens), span_cu_seqlens, "mean")
 
 
 class Now(FakeDevice):
@@ -106,9 +109,9 @@ class Further:
 def test_rows_picked_among_padding_are_the_cpu_engine_s(mode, ops):
     trunk = MeanOfTrunk()._trunk
     info = ModelInfo(name="t", width=SHAPE.hidden, max_tokens=512, vocab_size=SHAPE.vocab)
-    padded = EmbeddingNetwork(trunk, Pooled(mode), 0, ops)
+    padded = EmbeddingNetwork(trunk, Pooled(mode), 0, ops, torch.empty(0))
     gpu = GpuEngine(padded, info, RoseConfig(cuda_graphs=False), device=Now(), piece_tokens=256)
-    cpu = CpuEngine(EmbeddingNetwork(trunk, Pooled(mode), 0, twin), info)
+    cpu = CpuEngine(EmbeddingNetwork(trunk, Pooled(mode), 0, twin, torch.empty(0)), info)
     rng = np.random.default_rng(0)
     for lengths in ([1], [64], [3, 70, 1], [30] * 9, [1] * 20, [1] * 64, [300, 2, 90]):
         batch = random_batch(rng, lengths)
@@ -134,7 +137,7 @@ class MeanOfEncoder(MeanOfTrunk):
         torch.manual_seed(0)
         weights = {name: torch.randn(shape) * 0.2 for name, shape in family.shapes(spec).items()}
         self._trunk = family.build(spec, weights, Kit(twin, plain, TwinAttention))
-        self.plan = self._trunk.plan
+        self.plan, self.hidden = self._trunk.plan, self._trunk.forward
 
 
 @pytest.mark.parametrize("model_type", ENCODERS)

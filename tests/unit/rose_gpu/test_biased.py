@@ -181,21 +181,19 @@ def test_the_librarys_products_are_all_there_is_where_they_are_asked_for(
     assert kits[1].linear is (fp8.linear if dtype == "fp8" else biased.linear)
 
 
-@pytest.mark.parametrize(("scores", "late", "graphs"), [(None, None, True), (1, None, False), (None, 1, False)])
+@pytest.mark.parametrize(("scores", "unseen"), [(None, None), (object(), None), (None, object())])
 def test_a_model_that_is_never_captured_multiplies_by_the_library(
-    scores: object, late: object, graphs: bool, monkeypatch: pytest.MonkeyPatch
+    scores: object, unseen: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Asked(Exception): ...
+    class Made(Exception): ...
 
-    def kit(*args: object, graphs: bool) -> None:
-        raise Asked(graphs)
+    def build(folder: object, family: object, spec: object, kit: engines.Kit, **knobs: object) -> None:
+        raise Made((kit.linear is plain, kit.added is None, kit.attended is None))
 
-    device, spec = torch.device("cuda"), SimpleNamespace(scores=scores)
-    monkeypatch.setattr(engines, "_chosen", lambda *args: (device, torch.bfloat16, None, spec))
-    monkeypatch.setattr(engines, "_unseen", lambda *args: None)
-    made = engines._kit
-    monkeypatch.setattr(engines, "_kit", kit)
-    with pytest.raises(Asked, match=str(graphs)):
-        engines.open_engine(SimpleNamespace(late=late), RoseConfig())
-    found, _ = made(RoseConfig(), device, torch.bfloat16, graphs=graphs)
-    assert (found.linear is plain, found.added is None, found.attended is None) == (not graphs,) * 3
+    chosen = (torch.device("cuda"), torch.bfloat16, None, SimpleNamespace(scores=scores))
+    monkeypatch.setattr(engines, "_chosen", lambda *args: chosen)
+    monkeypatch.setattr(engines, "_unseen", lambda *args: unseen)
+    monkeypatch.setattr(engines, "build_network", build)
+    with pytest.raises(Made) as made:
+        engines.open_engine(SimpleNamespace(), RoseConfig())
+    assert made.value.args[0] == (scores is not unseen,) * 3
