@@ -90,7 +90,8 @@ class Composer(Reader):
                 head = texts[i][cut].removesuffix(tails[i])
                 # Something must be left of the tail: a score of no document would look like one.
                 if not truncate.on or kept <= len(self._inner.encode(head, add_special_tokens=False).ids):
-                    raise self._too_long(f"pair {first + i}", tokens, most, f"{field}[{first + i}]")
+                    uncut = "what stands around the document leaves no room for any of it" if truncate.on else None
+                    raise self._too_long(f"pair {first + i}", tokens, most, f"{field}[{first + i}]", uncut)
                 parts[cut] = parts[cut][:kept]
             sequences.append([*before, *chain.from_iterable(parts)])
         return self._checked(TokenBatch.of(sequences), first, field)
@@ -151,7 +152,8 @@ class Composer(Reader):
             if over > 0:
                 # Only the last chunk can be cut: one that is gone altogether would have no vector.
                 if not truncate.on or len(document[-1]) <= over:
-                    raise self._too_long(f"document {first + i}", tokens, most, f"{field}[{first + i}]")
+                    uncut = "only its last chunk is cut, of which nothing would be left" if truncate.on else None
+                    raise self._too_long(f"document {first + i}", tokens, most, f"{field}[{first + i}]", uncut)
                 document[-1] = document[-1][:-over]
         return self._checked(assemble.documents(chunks, before, self.separator, after), first, field)
 

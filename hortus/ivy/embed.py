@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import itertools
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -18,7 +19,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from hortus.config import IvyConfig
-from hortus.errors import InvalidInput, StartError, WrongKind, first_of
+from hortus.errors import InvalidInput, Overloaded, StartError, WrongKind, first_of
 from hortus.folder import ModelFolder
 from hortus.ivy import assemble, multivector, outputs, templates
 from hortus.ivy.assemble import Truncate
@@ -357,23 +358,36 @@ def contextual(config: dict[str, Any]) -> bool:
 
 
 async def _run_all(run: Run[T], chunks: Sequence[TokenBatch]) -> tuple[list[T], Timings]:
-    """Run every chunk, OUTSTANDING_CHUNKS at a time, answers in order. The first failure cancels the rest."""
+    """Run every chunk, OUTSTANDING_CHUNKS at a time, answers in order. The first failure cancels the rest.
+
+    A full queue is no failure while others of the request's chunks are under way, since it may be these that fill it: fewer
+    go at a time from then on. Else a request larger than the queue would be told to come again, each time it does.
+    """
     parts: list[list[T]] = [[]] * len(chunks)
     begin, queue_ms, first_start = time.perf_counter(), 0.0, float("inf")
     firsts = itertools.accumulate([chunk.rows for chunk in chunks], initial=0)
-    waiting = iter(enumerate(zip(firsts, chunks, strict=False)))
+    waiting = deque(enumerate(zip(firsts, chunks, strict=False)))
+    workers = min(OUTSTANDING_CHUNKS, len(chunks))
 
     async def worker() -> None:
-        nonlocal queue_ms, first_start
-        for i, (lo, chunk) in waiting:
+        nonlocal queue_ms, first_start, workers
+        while waiting:
+            i, (lo, chunk) = waiting.popleft()
             sent = time.perf_counter()
-            parts[i], timings = await run(lo, chunk)
+            try:
+                parts[i], timings = await run(lo, chunk)
+            except Overloaded:
+                if workers == 1:
+                    raise
+                waiting.appendleft((i, (lo, chunk)))
+                break
             queue_ms = max(queue_ms, timings.queue_ms)
             first_start = min(first_start, sent + timings.queue_ms / 1e3)
+        workers -= 1
 
     try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(OUTSTANDING_CHUNKS, len(chunks))):
+            for _ in range(workers):
                 group.create_task(worker())
     except BaseExceptionGroup as failures:
         raise first_of(failures) from None

@@ -38,9 +38,9 @@ class Reader:
         if query and expansion is not None:
             limit = expansion.length if expansion.fixed else max(limit, expansion.length) if limit else None
         most = [n for n in (limit, truncate.limit, self._tokenizer.max_tokens) if n is not None]
-        batch = await self._tokenizer.batch(
-            [prefix + t for t in texts], truncate=truncate._replace(limit=min(most)), field=field
-        )
+        if truncate.limit is None or truncate.limit <= self._tokenizer.max_tokens:  # else it is refused, as everywhere
+            truncate = truncate._replace(limit=min(most))
+        batch = await self._tokenizer.batch([prefix + t for t in texts], truncate=truncate, field=field)
         if query and expansion is not None and self._filler is not None:
             batch = assemble.filled(batch, expansion.length, self._filler)
         if not (late.skip_queries if query else late.skip_documents) or not len(self._skipped):

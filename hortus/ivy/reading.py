@@ -293,7 +293,9 @@ class Reader:
             param=f"{field}[{i}]",
         )
 
-    def _too_long(self, what: str, tokens: int, most: int, param: str) -> TooLong:
+    def _too_long(self, what: str, tokens: int, most: int, param: str, uncut: str | None = None) -> TooLong:
+        """uncut: of an input that was to be cut and cannot be, why."""
+        how = "send `truncate: true` (for every request: --auto-truncate) to cut its end off"
         return TooLong(
             f"{what} has {tokens} tokens, "
             + (
@@ -301,7 +303,7 @@ class Reader:
                 if most == self.max_tokens
                 else f"the limit given is {most}"
             )
-            + "; shorten it, or send `truncate: true` (for every request: --auto-truncate) to cut its end off",
+            + (f"; shorten it, or {how}" if uncut is None else f", and {uncut}; shorten it"),
             param=param,
         )
 

@@ -8,7 +8,8 @@ its query and document prompts where it has them; a late-interaction model MaxSi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import contextlib
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -56,12 +57,19 @@ class Scores:
 
 async def score(embedder: Embedder, asked: Question, *, deadline: float, route: str) -> Scores:
     """Scores of every document. InvalidInput, TooLong, WrongKind, NonFinite, and what the encoder raises."""
-    try:
+    with only(asked.query_field if len(asked.queries) == 1 else None):
         return await _score(embedder, asked, deadline, route)
+
+
+@contextlib.contextmanager
+def only(field: str | None) -> Iterator[None]:
+    """Errors about the only text of a field call it by the field."""
+    try:
+        yield
     except RequestError as e:
-        first = f"{asked.query_field}[0]"
-        if len(asked.queries) == 1 and e.param == first:  # the only one is called by its field
-            e.param, e.message = asked.query_field, e.message.replace(first, asked.query_field, 1)
+        first = f"{field}[0]"
+        if field is not None and e.param == first:
+            e.param, e.message = field, e.message.replace(first, field, 1)
         raise
 
 

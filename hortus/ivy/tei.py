@@ -20,7 +20,7 @@ from hortus.ivy.exchange import Answer, Request, body_of
 from hortus.ivy.lists import dumps, listed, numbers
 from hortus.ivy.openai import timed, truncation
 from hortus.ivy.rerank import Rerank, labels, ranked
-from hortus.ivy.scores import cosines
+from hortus.ivy.scores import cosines, only
 from hortus.types import Float32
 
 
@@ -125,6 +125,7 @@ class DecodeRequest(Asked):
 
 
 _embed, _embed_tokens, _similarity = reader(EmbedRequest), reader(EmbedTokensRequest), reader(SimilarityRequest)
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _predict, _tokenize, _decode = reader(PredictRequest), reader(TokenizeRequest), reader(DecodeRequest)
 
 
@@ -138,12 +139,13 @@ class Tei:
         """Whatever the model is for."""
         embedder = self._model()
         if embedder.info.kind == "classify":
-            return await (self._rerank.rerank(request) if b'"texts"' in request.body else self.predict(request))
+            return await (self._rerank.rerank(request) if _starts(request.body, "texts") else self.predict(request))
         if embedder.info.kind == "sparse":
             return await self.embed_sparse(request)
         if embedder.info.kind == "tokens":
             return await self.embed_all(request)
-        return await (self.similarity(request) if b'"source_sentence"' in request.body else self.embed(request))
+        compared = _starts(request.body, "inputs") == b"{"
+        return await (self.similarity(request) if compared else self.embed(request))
 
     async def embed(self, request: Request) -> Answer:
         begin = time.perf_counter()
@@ -203,16 +205,17 @@ class Tei:
         embedder.need("embed", route=request.path)
         how = asked.parameters or SimilarityParameters()
         sides = ("source_sentence", [asked.inputs.source_sentence]), ("sentences", asked.inputs.sentences)
-        one, many = [
-            await embedder.inputs(
-                texts,
-                truncate=truncation(embedder, how.truncate, None, how.truncation_direction),
-                prompt_name=how.prompt_name,
-                field=f"inputs.{field}",
-            )
-            for field, texts in sides
-        ]
-        scores = await cosines(embedder, one, many, request.deadline)
+        with only("inputs.source_sentence"):
+            one, many = [
+                await embedder.inputs(
+                    texts,
+                    truncate=truncation(embedder, how.truncate, None, how.truncation_direction),
+                    prompt_name=how.prompt_name,
+                    field=f"inputs.{field}",
+                )
+                for field, texts in sides
+            ]
+            scores = await cosines(embedder, one, many, request.deadline)
         return timed(body_of(b"[", await numbers(scores.values), b"]"), scores.timings, begin)
 
     async def predict(self, request: Request) -> Answer:
@@ -281,6 +284,17 @@ class Tei:
             flat=flat,
             field="inputs",
         )
+
+
+def _starts(body: bytes, field: str) -> bytes:
+    """The first byte of a field of the body, none where it is not given. The name is not looked for in the body's bytes:
+    texts may spell anything."""
+    try:
+        value = memoryview(_fields(body).get(field, b""))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # the route that reads it says what is wrong
+        return b""
+    first = bytes(value[:1])
+    return b"" if first == b"n" else first  # null
 
 
 def _nested(tokens: Tokens, form: outputs.Form) -> Callable[[int, Float32], bytes]:

@@ -183,6 +183,10 @@ async def test_what_is_too_long_is_refused_unless_asked(base: Base, tmp_path: Pa
     for query, most in ((True, 24), (False, 20)):
         with pytest.raises(TooLong, match=rf"input 1 has \d+ tokens, the limit given is {most}"):
             await embedder.vectors(["a", "word " * 40], query=query, truncate=embedder.truncate(False))
+        with pytest.raises(
+            InvalidInput, match=r"`truncate_prompt_tokens` is 9999; this model takes"
+        ):  # as of any model
+            await embedder.vectors(["a"], query=query, truncate=embedder.truncate(True, 9999))
     question = Question(queries=["a"], documents=["b"], truncate=embedder.truncate(), instruction="c")
     with pytest.raises(InvalidInput, match="no `instruction`"):
         await score(embedder, question, deadline=time.monotonic() + 60, route="/rerank")

@@ -146,7 +146,7 @@ async def test_a_long_pair_loses_the_document_s_end(tmp_path: Path) -> None:
     got = await scored(embedder, "q", [long, "short"], truncate=True)
     row = logits(model, ids_of(tok, "q", long, WEB, 600))[-1]
     assert abs(got.values[0] - torch.softmax(row[[no, yes]], 0)[1].item()) < 1e-5
-    with pytest.raises(TooLong):  # nothing would be left of the document
+    with pytest.raises(TooLong, match=r"no room for any of it; shorten it$"):  # nothing would be left of the document
         await scored(embedder, "q" * 400, ["short"], truncate=True)
 
 

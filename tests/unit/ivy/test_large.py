@@ -6,8 +6,10 @@ import time
 
 import pytest
 from ivy_stubs import load_once
-from models_stubs import client, post
+from models_stubs import FakeEncoder, client, post
 from patience import timed
+
+from hortus.errors import Overloaded
 
 
 @pytest.fixture(autouse=True)
@@ -117,3 +119,33 @@ async def test_a_long_list_is_written_a_slice_at_a_time(folder, path, monkeypatc
     monkeypatch.setattr("hortus.ivy.lists.SLICE_NUMBERS", 50)
     sliced, _ = await turns_to_write(folder, path)
     assert sliced - whole > size / 3000 > 10
+
+
+MANY = [f"text {i}" for i in range(300)]
+
+
+@pytest.mark.parametrize(("room", "status"), [(10**6, 200), (700, 200), (300, 200), (100, 429)])
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [("/embed", {"inputs": MANY}), ("/rerank", {"query": "q", "texts": MANY}), ("/embed_all", {"inputs": MANY})],
+)
+async def test_a_request_is_not_refused_for_its_own_chunks(folder, path, fields, room, status):
+    """An idle server has room for it, chunk by chunk: who comes again later would be refused as well."""
+
+    class Small(FakeEncoder):
+        waiting = 0
+
+        async def encode(self, batch, *, deadline=None):
+            await asyncio.sleep(0)
+            if self.waiting + len(batch.ids) > room:
+                raise Overloaded("the queue is full")
+            self.waiting += len(batch.ids)
+            await asyncio.sleep(0.001)
+            self.waiting -= len(batch.ids)
+            return await super().encode(batch, deadline=deadline)
+
+    plain, small = client(folder), client(folder)
+    small.app._model().encoder = Small(16)
+    want, told = await post(plain, path, **fields), await post(small, path, **fields)
+    assert told.status == status
+    assert told.json == want.json or status == 429

@@ -75,7 +75,7 @@ REFUSED = [
     ("/predict", "classify", {**TEI, "truncation_direction": "up"}, "truncation_direction", "left"),
     ("/predict", "classify", {**TEI, "parameters": {"top_k": 0}}, "parameters.top_k", "1 or more"),
     ("/predict", "classify", {**TEI, "parameters": {"function_to_apply": "x"}}, "parameters.function_to_apply", "softmax"),
-    ("/similarity", "embed", {"inputs": {**ONE, "source_sentence": LONG}}, "inputs.source_sentence[0]", "--max-length"),
+    ("/similarity", "embed", {"inputs": {**ONE, "source_sentence": LONG}}, "inputs.source_sentence", "--max-length"),
     ("/similarity", "embed", {"inputs": {**ONE, "sentences": ["b", LONG]}}, "inputs.sentences[1]", "`parameters.truncate: true`"),
     ("/similarity", "embed", {"inputs": {**ONE, "sentences": []}}, "inputs.sentences", "empty"),
     ("/similarity", "embed", {"inputs": ONE, "parameters": {"prompt_name": "x"}}, "parameters.prompt_name", "query"),

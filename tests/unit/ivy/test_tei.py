@@ -93,3 +93,22 @@ async def test_info_speaks_tei_too(classifier, reranker, embed):
         assert list(told["model_type"]) == [kind]
         assert told["model_id"] == "mini"
         assert told["max_input_length"] == 64
+
+
+@pytest.mark.parametrize(
+    "text", ["texts", "source_sentence", "sentences", "inputs", 'say "texts": []', '"source_sentence"']
+)
+async def test_the_root_s_route_does_not_hang_on_what_texts_say(text, embed, reranker, classifier, folder):
+    gateways = {"/embed": embed, "/embed_sparse": client(folder, kind="sparse"), "/predict": classifier}
+    for path, gateway in gateways.items():
+        for inputs in (text, [text, text]):
+            told, want = [await post(gateway, p, inputs=inputs) for p in ("/", path)]
+            assert (told.status, told.json) == (200, want.json), path
+    for path, gateway, fields in (
+        ("/similarity", embed, {"inputs": {"source_sentence": text, "sentences": [text, "a"]}}),
+        ("/rerank", reranker, {"query": text, "texts": [text, "a"]}),
+    ):
+        told, want = [await post(gateway, p, **fields) for p in ("/", path)]
+        assert (told.status, told.json) == (200, want.json), path
+    assert (await reranker.request("POST", "/", b'{"\\u0074exts": ["a"], "query": "q"}')).status == 200
+    assert (await reranker.request("POST", "/", b'{"inputs": ')).status == 400
