@@ -13,7 +13,7 @@ import msgspec
 from hortus.errors import WrongKind
 from hortus.ivy import assemble, outputs
 from hortus.ivy.body import Asked, check_model, reader
-from hortus.ivy.embed import Done, Embedder
+from hortus.ivy.embed import WHAT, Done, Embedder
 from hortus.ivy.exchange import Answer, Request, body_of
 from hortus.ivy.openai import format_of, timed, usage
 from hortus.types import Float32
@@ -46,11 +46,11 @@ class Perplexity:
         embedder = self._model()
         asked = _read(request)
         check_model(asked.model, embedder.info.name)
-        embedder.need("embed", route=request.path)
-        if not embedder.contextual:
+        kind = embedder.info.kind
+        if kind != "embed" or not embedder.contextual:
             raise WrongKind(
                 f"{request.path} needs a contextual embedding model, which takes a document's chunks together; "
-                f"{embedder.info.name} embeds each text by itself"
+                f"{embedder.info.name} {'embeds each text by itself' if kind == 'embed' else f'is {WHAT[kind]}'}"
             )
         dimensions = embedder.dimensions(asked.dimensions)
         form = outputs.FORMS[format_of(embedder, asked.encoding_format, dimensions)]

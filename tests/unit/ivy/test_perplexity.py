@@ -67,3 +67,11 @@ async def test_bad_documents_are_named(pplx, bad):
     reply = await post(pplx, "/v1/contextualizedembeddings", model="pplx", input=bad)
     assert reply.status == 400
     assert reply.error["param"].startswith("input")
+
+
+async def test_other_models_are_told_which_kind_is_needed(embed, reranker):
+    for gateway, told in ((embed, "embeds each text by itself"), (reranker, "is a classifier")):
+        reply = await post(gateway, "/v1/contextualizedembeddings", model="mini", input=[["a"]])
+        assert (reply.status, reply.error["code"]) == (424, "wrong_model_kind")
+        assert "needs a contextual embedding model" in reply.error["message"]
+        assert reply.error["message"].endswith(f"mini {told}")
