@@ -19,6 +19,7 @@ from hortus.config import RoseConfig
 from hortus.metrics import Metrics
 from hortus.rose.device import CudaDevice
 from hortus.rose.gpu import GpuEngine
+from hortus.types import TokenBatch
 
 
 def gauge(engine: GpuEngine, name: str) -> float:
@@ -54,6 +55,21 @@ def host(b: Bench) -> None:
             b.add("host: of it the driver's launch of the graph", ms=launch, batch=batch, speed=False)
         b.add("host: result()", ms=collect, batch=batch, speed=False)
     engine.close()
+
+
+def spans(b: Bench) -> None:
+    """Documents in chunks of 64 tokens, a row a chunk: pooled behind a graph, and eagerly."""
+    for how, engine in (("replay", b.again()), ("eager", b.again(cuda_graphs=False))):
+        for count, tokens in ((1, 128), (1, 512), (8, 512), (1, 4096)):
+            whole = b.batch(*[tokens] * count)
+            at = np.arange(0, whole.total_tokens, 64, dtype=np.int32)
+            chunks = np.full(count, tokens // 64, np.int32)
+            batch = TokenBatch(whole.ids, whole.cu_seqlens, None, np.stack([at, at + 64], 1), chunks)
+            for _ in range(3):
+                engine.step(batch).result()
+            step = lambda: engine.step(batch).result()  # noqa: B023, E731
+            b.add(f"spans, {how}", ms=timed(step, rounds=b.args.rounds), batch=batch)
+        engine.close()
 
 
 class _Still:
@@ -301,5 +317,6 @@ def profile(b: Bench) -> None:
 
 
 PARTS: dict[str, Callable[[Bench], None]] = {
-    f.__name__: f for f in (host, python, capture, crossover, pieces, waits, slots, overlap, random, profile, tiles)
+    f.__name__: f
+    for f in (host, python, spans, capture, crossover, pieces, waits, slots, overlap, random, profile, tiles)
 }
