@@ -5,8 +5,8 @@ The physics first. A 0.6B model reads 0.9 GB of matrices a step: 0.2 ms at 4.3 T
 GFLOP a token, 790 TFLOP/s at best. One launch a step, few kernels, and no bytes moved twice are what there is to gain.
 
 Parts (`--parts a,b`; each is short, so that one call is full): check, times, host, python, spans, capture, crossover, pieces,
-waits, slots, overlap, random, profile, tiles. Prints a line a case; `--out FILE` appends JSON lines. On the CPU: `--shape tiny`, where
-only check, times and python apply.
+waits, slots, overlap, random, profile, tiles. Prints a line a case; `--out FILE` appends JSON lines. On the CPU: `--shape tiny`,
+where only check, times and python apply.
 """
 
 from __future__ import annotations
