@@ -178,12 +178,12 @@ class _Entry:
 
     __slots__ = ("graph", "hidden", "inputs", "layout", "target")
 
-    def __init__(self, layout: Layout, block: Tensor, hidden: Tensor | None) -> None:
-        """hidden: [tokens, hidden], where the states of a step with spans go."""
-        self.layout, self.hidden = layout, hidden
+    def __init__(self, layout: Layout, block: Tensor) -> None:
+        self.layout = layout
         self.target = block[: layout.size]
         self.inputs: Inputs = layout.inputs(block)
         self.graph: Captured | None = None
+        self.hidden: Tensor | None = None  # [tokens, hidden]: where the graph of steps with spans leaves their states
 
 
 class Graphs:
@@ -229,62 +229,60 @@ class Graphs:
         how, shape, bucketed = self._decide(batch)
         entry = self._entries.get(shape) if bucketed else None
         if entry is None:
-            entry = self._entry(shape, bucketed)
+            layout = Layout(shape.sequences, shape.tokens, shape.typed)
+            entry = _Entry(layout, self._block if bucketed else self._device.empty(layout.size))
+            if bucketed:
+                self._entries[shape] = entry
         end = at + entry.layout.size
         host = slot.array[at:end]
         entry.layout.fill(host, batch)
         self._device.upload(entry.target, slot.part(at, end))
 
         self._network.look(host[: 0 if bucketed else shape.tokens], entry.layout.cu_seqlens(host))
-        rows = self._states_or_rows(how, shape, bucketed, entry, host)
-        if (hidden := entry.hidden) is None:
-            return rows, end
-        spans, end = upload_spans(self._device, batch, slot, end)
-        return self._device.run(lambda: self._network.pooled(hidden, *spans)), end
-
-    def _entry(self, shape: Shape, bucketed: bool) -> _Entry:
-        layout, hidden = Layout(shape.sequences, shape.tokens, shape.typed), None
-        if shape.spans and bucketed:
-            if self._hidden is None:
-                self._hidden = self._network.hidden_like(self._rules.max_tokens)
-            hidden = self._hidden[: shape.tokens]
-        elif shape.spans:
-            hidden = self._network.hidden_like(shape.tokens)
-        if not bucketed:
-            return _Entry(layout, self._device.empty(layout.size), hidden)
-        entry = self._entries[shape] = _Entry(layout, self._block, hidden)
-        return entry
-
-    def _states_or_rows(self, how: How, shape: Shape, bucketed: bool, entry: _Entry, host: Int32) -> Tensor:
-        thread = threading.get_ident()
+        network, thread = self._network, threading.get_ident()
         if how is How.CAPTURE and (thread != self._warm_thread or not self._capture(shape, entry, host)):
             # Libraries make a handle for each thread at its first call, which a capture refuses: be eager once more.
             how = How.EAGER
         self._counts[how].inc()
         if how is How.EAGER:
+            inputs = entry.inputs
             self._plan(shape, entry, host)
-            rows = self._device.run(self._body(entry))
+            if shape.spans:
+                spans, end = upload_spans(self._device, batch, slot, end)
+                rows = self._device.run(lambda: network.pooled(network.hidden(inputs), *spans))
+            else:
+                rows = self._device.run(lambda: network.forward(inputs))
             self._warm_thread = thread
             if bucketed:
                 self._known.setdefault(shape, State.SEEN)
-            return rows
+            return rows, end
         assert entry.graph is not None, "a shape is HELD only while its entry has a graph"
         self._held.move_to_end(shape)
-        return entry.graph.replay()
+        rows = entry.graph.replay()
+        if (hidden := entry.hidden) is None:
+            return rows, end
+        spans, end = upload_spans(self._device, batch, slot, end)
+        return self._device.run(lambda: network.pooled(hidden, *spans)), end
 
     def _decide(self, batch: TokenBatch) -> Decision:
         rules, tokens, spans = self._rules, batch.total_tokens, batch.spans is not None
         # Found out only where it counts: looking at every length takes as long as the rest of the decision.
-        matters = rules.longest_matters or spans or token_bucket(tokens, rules.fine) > rules.max_tokens
+        matters = (
+            rules.longest_matters or (spans and not rules.spans) or token_bucket(tokens, rules.fine) > rules.max_tokens
+        )
         longest = batch.max_seqlen if matters else 0
         typed = batch.token_types is not None
         return decide(len(batch), tokens, longest, typed, spans, known=self._known, rules=rules)
 
-    def _body(self, entry: _Entry) -> Callable[[], Tensor]:
-        """What is run or captured: to rows, or to hidden states where they are wanted."""
-        network, inputs, hidden = self._network, entry.inputs, entry.hidden
-        if hidden is None:
+    def _body(self, shape: Shape, entry: _Entry) -> Callable[[], Tensor]:
+        """What is captured: to rows, or to hidden states where they are wanted."""
+        network, inputs = self._network, entry.inputs
+        if not shape.spans:
             return lambda: network.forward(inputs)
+        # Made for the first graph that needs it, never for eager steps: as large as the largest graph's, it may not fit.
+        if self._hidden is None:
+            self._hidden = network.hidden_like(self._rules.max_tokens)
+        hidden = entry.hidden = self._hidden[: shape.tokens]
         return lambda: hidden.copy_(network.hidden(inputs))
 
     def _plan(self, shape: Shape, entry: _Entry, host: Int32) -> None:
@@ -296,7 +294,7 @@ class Graphs:
         before, started = self._device.reserved_bytes(), time.perf_counter()
         try:
             self._plan(shape, entry, host)
-            entry.graph = self._device.capture(self._body(entry))
+            entry.graph = self._device.capture(self._body(shape, entry))
         except Exception as e:  # noqa: BLE001  whatever cannot be captured runs eagerly, which tells real faults
             self._known[shape] = State.REFUSED
             log.warning("no graph for %d sequences, %d tokens: %s: %s", *shape[:2], type(e).__name__, e)

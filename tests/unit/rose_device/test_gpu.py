@@ -303,6 +303,35 @@ def test_steps_with_spans_have_graphs_of_their_own(rng):
     assert counts(engine)["eager"] == 4
 
 
+@pytest.mark.parametrize("graphs", [True, False])
+def test_eager_steps_with_spans_need_no_block_of_hidden_states(rng, graphs):
+    """That is as large as the largest graph's; where it does not fit, or nothing is captured, steps go on without."""
+    engine, _ = make(cuda_graphs=graphs)
+    asked = []
+
+    def hidden_like(tokens):
+        asked.append(tokens)
+        raise torch.OutOfMemoryError("no room for hidden states")
+
+    engine.network.hidden_like = hidden_like
+    for lengths in ([5, 3, 60], [5, 3, 60], [5, 3, 60], [8000, 8000, 1500]):
+        batch = random_batch(rng, lengths, spans=True)
+        np.testing.assert_array_equal(engine.step(batch).result(), expected(batch))
+    assert asked == [RoseConfig().graph_max_tokens] * graphs
+    assert counts(engine) == {"eager": 5, "capture": 0, "replay": 0}
+
+
+def test_a_step_with_spans_is_never_quick(rng):
+    """Pooling behind its graph may need a kernel that is not compiled yet, which the loop must not wait for."""
+    engine, _ = make()
+    for how in ("eager", "capture", "replay"):
+        batch = random_batch(rng, [5, 3, 60], spans=True)
+        assert not engine.quick(batch)
+        np.testing.assert_array_equal(engine.step(batch).result(), expected(batch))
+        assert counts(engine)[how] == 1
+    assert not engine.quick(batch)
+
+
 def test_quick_is_the_replay_of_one_graph(rng):
     engine, _ = make()
     batch = random_batch(rng, [5, 1, 60])
