@@ -161,14 +161,14 @@ def _other(r: Record) -> bool:
 _Column = tuple[str, Callable[[Record], object]]
 _WHO: tuple[_Column, ...] = (("target", label), ("size", _size))
 _TIMES: tuple[_Column, ...] = (("median ms", lambda r: r.median_ms), ("p99 ms", lambda r: r.p99_ms))
-_BEST: _Column = ("best round ms", lambda r: r.best_ms)
 _CLIENTS: _Column = ("clients", lambda r: r.clients)
 _RATE: _Column = ("requests/s", lambda r: r.requests_per_s)
 _CPU: _Column = ("processor ms", lambda r: r.cpu_ms)
 _CORES: _Column = ("client cores", lambda r: r.client_cores)
 _SIZED_COLUMNS = (
-    ("suite", lambda r: r.suite), *_WHO, _CLIENTS, *_TIMES, _BEST, ("tokens/s", lambda r: r.tokens_per_s),
-    ("against the first", lambda r: r.ratio), _CPU, ("least cosine", lambda r: r.cosine), ("commit", lambda r: r.commit),
+    ("suite", lambda r: r.suite), *_WHO, _CLIENTS, *_TIMES, ("best round ms", lambda r: r.best_ms),
+    ("tokens/s", lambda r: r.tokens_per_s), ("against the first", lambda r: r.ratio), _CPU, ("least cosine", lambda r: r.cosine),
+    ("commit", lambda r: r.commit),
 )  # fmt: skip
 _CLIENT_COLUMNS = (*_WHO, _CLIENTS, _RATE, *_TIMES, _CPU, _CORES)
 _ARRIVAL_COLUMNS = (

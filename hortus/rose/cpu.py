@@ -94,23 +94,21 @@ class CpuEngine:
     def _piece(self, batch: TokenBatch) -> Float32:
         cu = batch.cu_seqlens
         cu_seqlens = _tensor(cu)
-        types = batch.token_types
+        types, tokens, ends = batch.token_types, None, None
+        if batch.spans is not None:
+            tokens, ends = map(torch.from_numpy, ranges(batch.spans[:, 0], batch.spans[:, 1] - batch.spans[:, 0]))
         inputs = Inputs(
             ids=_tensor(batch.ids),
             positions=torch.from_numpy(positions(cu)),
             token_types=None if types is None or not types.any() else torch.from_numpy(types.astype(np.int32)),
             cu_seqlens=cu_seqlens,
+            span_tokens=tokens,
+            span_cu_seqlens=ends,
         )
         self.network.look(batch.ids, cu)
         self.network.plan(cu, cu_seqlens, batch.max_seqlen)
-        if batch.spans is None:
-            rows = self.network.forward(inputs)
-        else:
-            tokens, ends = ranges(batch.spans[:, 0], batch.spans[:, 1] - batch.spans[:, 0])
-            hidden = self.network.hidden(inputs)
-            rows = self.network.pooled(hidden, torch.from_numpy(tokens), torch.from_numpy(ends))
-        found: Float32 = rows.numpy()
-        return found
+        rows: Float32 = self.network.forward(inputs).numpy()
+        return rows
 
 
 def _tensor(array: Int32) -> torch.Tensor:

@@ -228,12 +228,12 @@ def _kit(
         return Kit(ops=fp8, linear=fp8.library if by_library else fp8.linear, attention=open_gpu), made
     if by_library:
         return Kit(ops=fused, linear=linear.library, attention=open_gpu), made
-    # It has an attention of its own, so not where another is asked for.
-    joined: AttendedFactory | None = None
-    if config.attention == "auto" and unseen is None:
-        from hortus.rose.kernels.attend import attended as joined
     if biased_scores or unseen is not None:  # no graphs, and to call quack takes Python longer than the product
         return Kit(ops=fused, linear=linear.plain, attention=open_gpu), made
+    # It has an attention of its own, so not where another is asked for.
+    joined: AttendedFactory | None = None
+    if config.attention == "auto":
+        from hortus.rose.kernels.attend import attended as joined
     return Kit(ops=fused, linear=biased.linear, added=biased.added, attention=open_gpu, attended=joined), made
 
 

@@ -26,7 +26,7 @@ from hortus.errors import StartError
 from hortus.metrics import Metrics
 from hortus.rose.device import Captured, Device
 from hortus.rose.network import Inputs, Network
-from hortus.rose.staging import Layout, Slot, upload_spans
+from hortus.rose.staging import Layout, Slot
 from hortus.types import Int32, TokenBatch
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Shape(NamedTuple):
     typed: bool
     """With token types; without them a model adds row 0 of its table, a different kernel."""
     spans: bool = False
-    """The states of all tokens come out, of which spans are pooled behind the graph, in place of a row a sequence."""
+    """What comes out are the states of all tokens, of which spans are pooled behind the graph."""
 
 
 class State(enum.Enum):
@@ -103,21 +103,12 @@ def longest_bucket(longest: int) -> int:
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def bucket(
-    sequences: int,
-    tokens: int,
-    longest: int,
-    typed: bool,
-    spans: bool = False,
-    *,
-    longest_matters: bool,
-    fine: int = 64,
-) -> Shape:
+def bucket(sequences: int, tokens: int, longest: int, typed: bool, *, longest_matters: bool, fine: int = 64) -> Shape:
     """The smallest bucket that a step of this size fits."""
     rows = token_bucket(tokens, fine)
     # The padding tokens are a sequence too, and may be the longest.
     bound = min(longest_bucket(max(longest, rows - tokens)), rows) if longest_matters else rows
-    return Shape(sequence_bucket(sequences), rows, bound, typed, spans)
+    return Shape(sequence_bucket(sequences), rows, bound, typed)
 
 
 def decide(
@@ -125,23 +116,29 @@ def decide(
     tokens: int,
     longest: int,
     typed: bool,
-    spans: bool = False,
     *,
+    spans: bool = False,
     known: Mapping[Shape, State],
     rules: Rules,
 ) -> Decision:
     """How a step of this size is to run, given what is known of shapes. Pure."""
-    if token_bucket(tokens, rules.fine) > rules.max_tokens or (spans and not rules.spans):
-        # Rows are rounded to 64 all the same: free inside a matrix tile, and memory is asked for in fewer sizes.
-        shape = Shape(sequences, -(-tokens // 64) * 64, max(longest, 63), typed, spans)
-        return Decision(How.EAGER, shape, False)
-    shape = bucket(sequences, tokens, longest, typed, spans, longest_matters=rules.longest_matters, fine=rules.fine)
+    if token_bucket(tokens, rules.fine) > rules.max_tokens:
+        return own_size(sequences, tokens, longest, typed)
+    shape = bucket(sequences, tokens, longest, typed, longest_matters=rules.longest_matters, fine=rules.fine)
+    if spans:
+        shape = shape._replace(spans=True)
     state = known.get(shape) if rules.graphs else None
     if state is State.HELD:
         return Decision(How.REPLAY, shape, True)
     if state is State.SEEN:
         return Decision(How.CAPTURE, shape, True)
     return Decision(How.EAGER, shape, True)
+
+
+def own_size(sequences: int, tokens: int, longest: int, typed: bool) -> Decision:
+    """Eagerly, in memory of the step's own."""
+    # Rows are rounded to 64 all the same: free inside a matrix tile, and memory is asked for in fewer sizes.
+    return Decision(How.EAGER, Shape(sequences, -(-tokens // 64) * 64, max(longest, 63), typed), False)
 
 
 def warm_shapes(text: str, *, most_tokens: int, longest: int, cap: int, fine: int = 64) -> list[tuple[int, int]]:
@@ -174,24 +171,22 @@ def warm_shapes(text: str, *, most_tokens: int, longest: int, cap: int, fine: in
 
 
 class _Entry:
-    """What is kept of a bucket: views of the shared input block, made once, and the graph when there is one."""
+    """Views of a step's block of inputs. Those of a bucket, in the shared block, are made once."""
 
-    __slots__ = ("graph", "hidden", "inputs", "layout", "target")
+    __slots__ = ("inputs", "layout", "target")
 
     def __init__(self, layout: Layout, block: Tensor) -> None:
         self.layout = layout
         self.target = block[: layout.size]
         self.inputs: Inputs = layout.inputs(block)
-        self.graph: Captured | None = None
-        self.hidden: Tensor | None = None  # [tokens, hidden]: where the graph of steps with spans leaves their states
 
 
 class Graphs:
     """Runs pieces on the device: eager, capture or replay. One thread at a time.
 
-    All buckets share one input block on the device, those with spans one for hidden states, and all graphs one memory pool.
-    That is safe by stream order alone: a step's upload is enqueued after the kernels of the step before, which are all that read
-    the block; its spans are pooled, and its download is enqueued, before the next replay, which may write over states and rows.
+    All buckets share one input block on the device, graphs of steps with spans one for hidden states, and all graphs one memory
+    pool. That is safe by stream order alone: a step's upload is enqueued after the kernels of the step before, which are all
+    that read the block; its spans are pooled, and its download is enqueued, before the next replay, which may write over both.
     """
 
     def __init__(self, device: Device, network: Network, rules: Rules, *, cap: int, metrics: Metrics) -> None:
@@ -199,11 +194,12 @@ class Graphs:
         self._network = network
         self._rules = rules
         self._cap = cap
-        self._block = device.empty(Layout(sequence_bucket(rules.max_tokens), rules.max_tokens, True).size)
+        most = rules.max_tokens
+        self._block = device.empty(Layout(sequence_bucket(most), most, True, most, most).size)
         self._hidden: Tensor | None = None
         self._known: dict[Shape, State] = {}
         self._entries: dict[Shape, _Entry] = {}
-        self._held: OrderedDict[Shape, None] = OrderedDict()  # least recently used first
+        self._held: OrderedDict[Shape, Captured] = OrderedDict()  # least recently used first
         self._pool_bytes = 0
         self._warm_thread: int | None = None  # the one that last ran eagerly
         self._metrics = metrics
@@ -215,7 +211,7 @@ class Graphs:
 
     def latest(self) -> Captured | None:
         """The graph that was replayed last."""
-        return self._entries[next(reversed(self._held))].graph if self._held else None
+        return next(reversed(self._held.values()), None)
 
     def holds(self, batch: TokenBatch) -> bool:
         """Whether `run` would replay a graph."""
@@ -229,9 +225,9 @@ class Graphs:
         how, shape, bucketed = self._decide(batch)
         entry = self._entries.get(shape) if bucketed else None
         if entry is None:
-            layout = Layout(shape.sequences, shape.tokens, shape.typed)
+            layout = Layout(shape.sequences, shape.tokens, shape.typed, batch.span_tokens, batch.span_rows)
             entry = _Entry(layout, self._block if bucketed else self._device.empty(layout.size))
-            if bucketed:
+            if bucketed and not shape.spans:  # those are of each step's own size
                 self._entries[shape] = entry
         end = at + entry.layout.size
         host = slot.array[at:end]
@@ -239,51 +235,41 @@ class Graphs:
         self._device.upload(entry.target, slot.part(at, end))
 
         self._network.look(host[: 0 if bucketed else shape.tokens], entry.layout.cu_seqlens(host))
-        network, thread = self._network, threading.get_ident()
+
+        thread = threading.get_ident()
         if how is How.CAPTURE and (thread != self._warm_thread or not self._capture(shape, entry, host)):
             # Libraries make a handle for each thread at its first call, which a capture refuses: be eager once more.
             how = How.EAGER
         self._counts[how].inc()
         if how is How.EAGER:
-            inputs = entry.inputs
-            self._plan(shape, entry, host)
-            if shape.spans:
-                spans, end = upload_spans(self._device, batch, slot, end)
-                rows = self._device.run(lambda: network.pooled(network.hidden(inputs), *spans))
-            else:
-                rows = self._device.run(lambda: network.forward(inputs))
+            rows = self._eager(shape, entry, host)
             self._warm_thread = thread
             if bucketed:
                 self._known.setdefault(shape, State.SEEN)
             return rows, end
-        assert entry.graph is not None, "a shape is HELD only while its entry has a graph"
         self._held.move_to_end(shape)
-        rows = entry.graph.replay()
-        if (hidden := entry.hidden) is None:
-            return rows, end
-        spans, end = upload_spans(self._device, batch, slot, end)
-        return self._device.run(lambda: network.pooled(hidden, *spans)), end
+        rows = self._held[shape].replay()
+        if shape.spans:
+            hidden, inputs, network = self._hidden_of(shape), entry.inputs, self._network
+            rows = self._device.run(lambda: network.pooled(hidden, inputs))
+        return rows, end
 
     def _decide(self, batch: TokenBatch) -> Decision:
-        rules, tokens, spans = self._rules, batch.total_tokens, batch.spans is not None
+        rules, tokens, typed = self._rules, batch.total_tokens, batch.token_types is not None
+        spans = batch.spans is not None
+        # Spans that overlap may have more tokens than the shared block has room for.
+        if spans and (not rules.spans or batch.span_tokens > rules.max_tokens):
+            return own_size(len(batch), tokens, batch.max_seqlen, typed)
         # Found out only where it counts: looking at every length takes as long as the rest of the decision.
-        matters = (
-            rules.longest_matters or (spans and not rules.spans) or token_bucket(tokens, rules.fine) > rules.max_tokens
+        longest = (
+            batch.max_seqlen if rules.longest_matters or token_bucket(tokens, rules.fine) > rules.max_tokens else 0
         )
-        longest = batch.max_seqlen if matters else 0
-        typed = batch.token_types is not None
-        return decide(len(batch), tokens, longest, typed, spans, known=self._known, rules=rules)
+        return decide(len(batch), tokens, longest, typed, spans=spans, known=self._known, rules=rules)
 
-    def _body(self, shape: Shape, entry: _Entry) -> Callable[[], Tensor]:
-        """What is captured: to rows, or to hidden states where they are wanted."""
-        network, inputs = self._network, entry.inputs
-        if not shape.spans:
-            return lambda: network.forward(inputs)
-        # Made for the first graph that needs it, never for eager steps: as large as the largest graph's, it may not fit.
-        if self._hidden is None:
-            self._hidden = network.hidden_like(self._rules.max_tokens)
-        hidden = entry.hidden = self._hidden[: shape.tokens]
-        return lambda: hidden.copy_(network.hidden(inputs))
+    def _eager(self, shape: Shape, entry: _Entry, host: Int32) -> Tensor:
+        self._plan(shape, entry, host)
+        inputs, network = entry.inputs, self._network
+        return self._device.run(lambda: network.forward(inputs))
 
     def _plan(self, shape: Shape, entry: _Entry, host: Int32) -> None:
         # The bound, not the true longest: eager and captured runs of one bucket must choose the same kernels.
@@ -294,13 +280,13 @@ class Graphs:
         before, started = self._device.reserved_bytes(), time.perf_counter()
         try:
             self._plan(shape, entry, host)
-            entry.graph = self._device.capture(self._body(shape, entry))
+            graph = self._device.capture(self._captured(shape, entry.inputs))
         except Exception as e:  # noqa: BLE001  whatever cannot be captured runs eagerly, which tells real faults
             self._known[shape] = State.REFUSED
             log.warning("no graph for %d sequences, %d tokens: %s: %s", *shape[:2], type(e).__name__, e)
             return False
         self._known[shape] = State.HELD
-        self._held[shape] = None
+        self._held[shape] = graph
         if len(self._held) > self._cap:
             self._evict()
         self._pool_bytes += max(0, self._device.reserved_bytes() - before)
@@ -314,11 +300,26 @@ class Graphs:
         )  # fmt: skip
         return True
 
+    def _captured(self, shape: Shape, inputs: Inputs) -> Callable[[], Tensor]:
+        """What a shape's graph does."""
+        network = self._network
+        if not shape.spans:
+            return lambda: network.forward(inputs)
+        hidden = self._hidden_of(shape)
+        return lambda: hidden.copy_(network.hidden(inputs))
+
+    def _hidden_of(self, shape: Shape) -> Tensor:
+        """[tokens, hidden] of the block for hidden states, which is made for the first graph that needs it."""
+        if self._hidden is None:
+            self._hidden = self._network.hidden_like(self._rules.max_tokens)
+        return self._hidden[: shape.tokens]
+
     def _evict(self) -> None:
         """Drop the least recently used graph, after its last replay is over. It must be hit twice to be made again."""
         shape, _ = self._held.popitem(last=False)
         self._device.synchronize()
-        del self._known[shape], self._entries[shape]
+        del self._known[shape]
+        self._entries.pop(shape, None)
         self._metrics.graph_evictions.inc()
 
     def clear(self) -> None:

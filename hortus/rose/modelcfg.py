@@ -80,10 +80,12 @@ class EmbeddingNetwork:
 
     def forward(self, inputs: Inputs) -> Tensor:
         """[rows, width] float32."""
+        if inputs.span_tokens is not None:
+            return self.pooled(self.hidden(inputs), inputs)
         cu, rows = inputs.cu_seqlens, None
         if self._picks:
             rows = self._ops.picked(cu, inputs.ids.shape[0], self.head.pooling)
-        if rows is not None:  # the one that is read stands for its sequence: every way of pooling works on it as it is
+        if rows is not None:  # the one that is read stands for its sequence, as a span's tokens do
             cu = torch.arange(rows.shape[0] + 1, dtype=cu.dtype, device=cu.device)
         return self.head(self._trunk.forward(inputs, rows), cu)
 
@@ -93,9 +95,11 @@ class EmbeddingNetwork:
     def hidden_like(self, tokens: int) -> Tensor:
         return self._like.new_empty(tokens, self._like.shape[1])
 
-    def pooled(self, hidden: Tensor, span_tokens: Tensor, span_cu_seqlens: Tensor) -> Tensor:
-        # A span's tokens stand for a sequence's, as the one that is read does.
-        return self.head(hidden.index_select(0, span_tokens), span_cu_seqlens)
+    def pooled(self, hidden: Tensor, inputs: Inputs) -> Tensor:
+        assert inputs.span_tokens is not None, "called only where there are spans"
+        assert inputs.span_cu_seqlens is not None, "called only where there are spans"
+        # A span's tokens stand for a sequence's: every way of pooling works on them as it is.
+        return self.head(hidden.index_select(0, inputs.span_tokens), inputs.span_cu_seqlens)
 
 
 def build_network(

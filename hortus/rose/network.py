@@ -27,6 +27,10 @@ class Inputs:
     """[T] int32, or None: all zero."""
     cu_seqlens: Tensor
     """[N + 1] int32; the last entry is T. A graph's padding tokens are its last sequence, whose row is ignored."""
+    span_tokens: Tensor | None = None
+    """[P] int32: the tokens of all spans, in order (see `ranges`). None: a row a sequence, from all its tokens."""
+    span_cu_seqlens: Tensor | None = None
+    """[rows + 1] int32: where each span ends among span_tokens; None exactly when those are."""
 
 
 class Network(Protocol):
@@ -40,21 +44,22 @@ class Network(Protocol):
     def plan(self, cu_seqlens_cpu: Int32, cu_seqlens: Tensor, max_seqlen: int) -> None:
         """Host work once a batch, outside any graph (attention backends that need it)."""
 
-    # Those below are pure device work without synchronisation on a GPU: they must be capturable.
-
     def forward(self, inputs: Inputs) -> Tensor:
-        """[rows, width] float32, one a sequence (further ones mean nothing): pooled, Dense modules applied. Not cut, not finally
-        normalised."""
+        """[rows, width] float32 on the device, one a sequence or span (further ones mean nothing): pooled, Dense modules applied.
+
+        Not cut, not finally normalised. Pure device work, no synchronisation on a GPU (it must be capturable).
+        """
+
+    # The two halves of forward where there are spans, of which a graph takes the first.
 
     def hidden(self, inputs: Inputs) -> Tensor:
-        """[T, hidden]: the trunk's states of all tokens, for spans."""
+        """[T, hidden], the trunk's. Capturable, as forward."""
 
     def hidden_like(self, tokens: int) -> Tensor:
         """[tokens, hidden], contents undefined: memory for `hidden`."""
 
-    def pooled(self, hidden: Tensor, span_tokens: Tensor, span_cu_seqlens: Tensor) -> Tensor:
-        """Rows as forward's, one a span. span_tokens: [P] int32, the tokens of all spans, in order (see `ranges`);
-        span_cu_seqlens: [rows + 1] int32, where each ends among those."""
+    def pooled(self, hidden: Tensor, inputs: Inputs) -> Tensor:
+        """The rows of the inputs' spans."""
 
 
 def ranges(starts: Int32, lengths: Int32) -> tuple[Int32, Int32]:

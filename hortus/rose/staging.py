@@ -4,12 +4,12 @@ Knows TokenBatch and numpy; of the device only pinned memory and events. Does no
 
 A piece is one int32 block, so that one copy carries it:
 
-    [ ids: tokens | positions: tokens | token types: tokens, if any | cu_seqlens: sequences + 2 ]
+    [ ids: tokens | positions: tokens | token types: tokens, if any | cu_seqlens: sequences + 2 | spans, if any ]
 
 `tokens` and `sequences` are rounded up. Padding tokens (id 0, position 0) are a sequence of their own, always the last slot,
 since attention wants every row to belong to a sequence; padding slots before it are sequences of no tokens. Nobody
-attends to either, and their rows are never copied out. Spans go up by themselves, of a step's own size, since they are pooled
-behind the graph: the tokens of all of them, joined, and where each ends among those (rows + 1 numbers).
+attends to either, and their rows are never copied out. Spans are the tokens of all of them, joined, and where each ends
+among those (rows + 1 numbers); they are of a step's own size, and behind all that a graph reads.
 """
 
 from __future__ import annotations
@@ -65,10 +65,19 @@ class Layout(NamedTuple):
     tokens: int
     """Rows, padding included."""
     typed: bool
+    span_tokens: int = 0
+    """Tokens of all spans together."""
+    rows: int = 0
+    """Spans; 0: there are none, a row a sequence."""
+
+    @property
+    def plain(self) -> int:
+        """Where the spans begin."""
+        return (3 if self.typed else 2) * self.tokens + self.sequences + 2
 
     @property
     def size(self) -> int:
-        return (3 if self.typed else 2) * self.tokens + self.sequences + 2
+        return self.plain + (self.span_tokens + self.rows + 1 if self.rows else 0)
 
     def fill(self, block: Int32, batch: TokenBatch) -> None:
         """Write the batch into block [size]. The batch must fit; every value of the block is written."""
@@ -88,42 +97,30 @@ class Layout(NamedTuple):
             types[:t] = 0 if batch.token_types is None else batch.token_types
             types[t:] = 0
             at += rows
+        end = self.plain
         block[at : at + n + 1] = cu
-        block[at + n + 1 :] = t
-        block[-1] = rows
+        block[at + n + 1 : end] = t
+        block[end - 1] = rows
+        if batch.spans is not None:
+            starts, ends = batch.spans[:, 0], batch.spans[:, 1]
+            block[end : end + self.span_tokens], block[end + self.span_tokens :] = ranges(starts, ends - starts)
 
     def cu_seqlens(self, block: Int32) -> Int32:
         """[sequences + 2] of a filled host block."""
-        return block[-self.sequences - 2 :]
+        return block[self.plain - self.sequences - 2 : self.plain]
 
     def inputs(self, block: Tensor) -> Inputs:
         """The parts of a device block [size] as views."""
         rows, at = self.tokens, (3 if self.typed else 2) * self.tokens
+        end, ends = self.plain, self.plain + self.span_tokens
         return Inputs(
             ids=block[:rows],
             positions=block[rows : 2 * rows],
             token_types=block[2 * rows : at] if self.typed else None,
-            cu_seqlens=block[at : self.size],
+            cu_seqlens=block[at:end],
+            span_tokens=block[end:ends] if self.rows else None,
+            span_cu_seqlens=block[ends : self.size] if self.rows else None,
         )
-
-
-class Spans(NamedTuple):
-    """A batch's spans on the device; see Network.pooled."""
-
-    tokens: Tensor
-    cu_seqlens: Tensor
-
-
-def upload_spans(device: Device, batch: TokenBatch, slot: Slot, at: int) -> tuple[Spans, int]:
-    """Staged in slot's block from `at` on -> (the spans, where the block is free again)."""
-    assert batch.spans is not None, "called only where there are spans"
-    starts, ends = batch.spans[:, 0], batch.spans[:, 1]
-    tokens, cu_seqlens = ranges(starts, ends - starts)
-    middle, end = at + len(tokens), at + len(tokens) + len(cu_seqlens)
-    slot.array[at:middle], slot.array[middle:end] = tokens, cu_seqlens
-    block = device.empty(end - at)
-    device.upload(block, slot.part(at, end))
-    return Spans(block[: len(tokens)], block[len(tokens) :]), end
 
 
 class Slot:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 
@@ -35,24 +33,16 @@ class Sums:
         assert max_seqlen == np.diff(cu_seqlens_cpu).max()
         self.pieces.append(np.diff(cu_seqlens_cpu).tolist())
 
-    def hidden(self, inputs: Inputs) -> torch.Tensor:
+    def forward(self, inputs: Inputs) -> torch.Tensor:
         if self.fault is not None:
             raise self.fault
         types = torch.zeros_like(inputs.ids) if inputs.token_types is None else inputs.token_types
         assert inputs.ids.dtype == inputs.positions.dtype == types.dtype == torch.int32
-        return torch.stack([inputs.ids, inputs.positions, types, torch.ones_like(inputs.ids)], 1)
-
-    def forward(self, inputs: Inputs) -> torch.Tensor:
-        return self._summed(self.hidden(inputs), inputs.cu_seqlens)
-
-    def hidden_like(self, tokens: int) -> torch.Tensor:
-        return torch.empty(tokens, 4, dtype=torch.int32)
-
-    def pooled(self, hidden: torch.Tensor, span_tokens: torch.Tensor, span_cu_seqlens: torch.Tensor) -> torch.Tensor:
-        return self._summed(hidden[span_tokens], span_cu_seqlens)
-
-    def _summed(self, values: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
-        return torch.stack([values[a:b].sum(0) for a, b in itertools.pairwise(cu_seqlens.tolist())]).float()
+        columns = [inputs.ids, inputs.positions, types, torch.ones_like(inputs.ids)]
+        cu = inputs.cu_seqlens.tolist()
+        if inputs.span_tokens is not None:
+            columns, cu = [c[inputs.span_tokens] for c in columns], inputs.span_cu_seqlens.tolist()
+        return torch.stack([torch.stack([c[a:b].sum() for c in columns]) for a, b in zip(cu, cu[1:])]).float()  # noqa: B905, RUF007
 
 
 def engine(network: Sums | None = None) -> CpuEngine:

@@ -145,6 +145,9 @@ class FakeNetwork:
         assert len(cu_seqlens_cpu) == len(cu_seqlens)
         self.plans.append(max_seqlen)
 
+    def hidden_like(self, tokens):
+        return torch.full((tokens, 4), torch.nan, dtype=torch.float64)
+
     def hidden(self, inputs):
         cu = inputs.cu_seqlens.long()
         assert int(cu[-1]) == len(inputs.ids), "every row belongs to a sequence"
@@ -153,21 +156,16 @@ class FakeNetwork:
         ids, positions = inputs.ids.double(), inputs.positions.double() + 1
         return torch.stack([ids, ids * positions, torch.ones_like(ids), types.double()], 1)
 
-    def hidden_like(self, tokens):
-        return torch.full((tokens, 4), torch.nan, dtype=torch.float64)
-
     def forward(self, inputs):
-        return summed(self.hidden(inputs), inputs.cu_seqlens.long())
+        return self.pooled(self.hidden(inputs), inputs)
 
-    def pooled(self, hidden, span_tokens, span_cu_seqlens):
-        values, cu = hidden[span_tokens.long()], span_cu_seqlens.long()
-        assert int(cu[-1]) == len(values), "every token of a span is in a span"
-        return summed(values, cu)
-
-
-def summed(values, cu):
-    sums = torch.cat([values.new_zeros(1, 4), values.cumsum(0)])
-    return (sums[cu[1:]] - sums[cu[:-1]]).float()
+    def pooled(self, values, inputs):
+        cu = inputs.cu_seqlens.long()
+        if inputs.span_tokens is not None:
+            values, cu = values[inputs.span_tokens.long()], inputs.span_cu_seqlens.long()
+            assert int(cu[-1]) == len(values), "every token of a span is in a span"
+        sums = torch.cat([values.new_zeros(1, 4), values.cumsum(0)])
+        return (sums[cu[1:]] - sums[cu[:-1]]).float()
 
 
 def expected(batch: TokenBatch) -> np.ndarray:

@@ -15,7 +15,7 @@ from hortus.errors import EngineError, OutOfMemory, StartError
 from hortus.metrics import Metrics
 from hortus.rose import engine as rose
 from hortus.rose.gpu import BATCH_TOKENS, PIECES, REHEARSED, GpuEngine
-from hortus.types import ModelInfo
+from hortus.types import ModelInfo, TokenBatch
 
 INFO = ModelInfo(name="fake", width=4, max_tokens=8192, vocab_size=1000)
 
@@ -295,6 +295,15 @@ def test_steps_with_spans_have_graphs_of_their_own(rng):
             before = counts(engine)[how]
             np.testing.assert_array_equal(engine.step(batch).result(), expected(batch))
             assert counts(engine)[how] == before + 1
+    whole = np.tile(
+        np.array([[0, 900]], np.int32), (5, 1)
+    )  # five times the tokens: more than the shared block has room for
+    batch = random_batch(rng, [900])
+    batch = TokenBatch(batch.ids, batch.cu_seqlens, None, whole, np.array([5], np.int32))
+    engine, _ = make(graph_max_tokens=1024)
+    for _ in range(3):
+        np.testing.assert_array_equal(engine.step(batch).result(), expected(batch))
+    assert counts(engine)["eager"] == 3
     engine.network.unseen = object()  # attention asks for ids on the host
     engine = GpuEngine(engine.network, INFO, RoseConfig(), device=FakeDevice())
     for _ in range(4):

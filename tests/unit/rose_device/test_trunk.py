@@ -36,13 +36,15 @@ class MeanOfTrunk:
         pass
 
     def forward(self, inputs):
-        return twin.pool(self.hidden(inputs), inputs.cu_seqlens, "mean")
+        return self.pooled(self.hidden(inputs), inputs)
 
     def hidden_like(self, tokens):
         return torch.full((tokens, self.width), torch.nan)
 
-    def pooled(self, hidden, span_tokens, span_cu_seqlens):
-        return twin.pool(hidden.index_select(0, span_tokens), span_cu_seqlens, "mean")
+    def pooled(self, x, inputs):
+        if inputs.span_tokens is None:
+            return twin.pool(x, inputs.cu_seqlens, "mean")
+        return twin.pool(x.index_select(0, inputs.span_tokens), inputs.span_cu_seqlens, "mean")
 
 
 class Now(FakeDevice):
